@@ -1,0 +1,164 @@
+"""Every experiment composes on every hardware, with the sweep meant for it."""
+
+import math
+
+import pytest
+from omegaconf import OmegaConf
+
+from tilepipe.config import detect
+from tilepipe.config.choices import Copy, Fabric, Granularity, Operation, Order
+from tilepipe.config.register import CONF_DIR
+from tilepipe.config.schemas import check_config, config_from_dict
+
+EXPERIMENTS = sorted(path.stem for path in (CONF_DIR / "experiment").glob("*.yaml"))
+HARDWARE = sorted(path.stem for path in (CONF_DIR / "hardware").glob("*.yaml"))
+WORKLOADS = sorted(path.stem for path in (CONF_DIR / "workload").glob("*.yaml"))
+LAWS = sorted(path.stem for path in (CONF_DIR / "routing").glob("*.yaml"))
+TOKENS = ["2048", "4096", "8192", "16384"]
+TRACED = ("routing=trace", "routing.path=F", "workload=qwen15_moe", "launch.num_ranks=4")
+
+
+@pytest.mark.parametrize("hardware", HARDWARE)
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_composes_on_every_hardware(experiment, hardware, container):
+    config = config_from_dict(container(f"+experiment={experiment}", f"hardware={hardware}"))
+
+    check_config(config)
+    assert (config.name, config.hardware.name) == (experiment, hardware)
+    assert config.launch.num_ranks == config.hardware.num_ranks
+
+
+@pytest.mark.parametrize("hardware", ["cpu", "h200_x8"])
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_the_last_point_of_every_sweep_composes(experiment, hardware, container, axes):
+    words = (f"+experiment={experiment}", f"hardware={hardware}")
+    sweep = axes(*words)
+
+    config = config_from_dict(
+        container(*words, *[f"{key}={values[-1]}" for key, values in sweep.items()])
+    )
+
+    check_config(config)
+    if hardware == "cpu":
+        assert 2 <= math.prod(len(values) for values in sweep.values()) <= 8
+        assert (config.workload.hidden, config.launch.num_ranks) == (512, 4)
+        assert config.measure.num_iters == 3
+
+
+def test_gpu_sweeps_are_those_of_the_reference(axes):
+    found = {
+        name: axes(f"+experiment={name}", "hardware=h200_x8")
+        for name in ("dispatch", "combine", "dispatch_gemm", "gemm_combine")
+    }
+
+    for name in ("dispatch", "combine"):
+        assert found[name]["kernel.copy"] == ["simt", "tma"]
+        assert found[name]["workload.num_tokens"] == TOKENS
+        assert found[name]["kernel.num_comm_ctas"] == ["8", "12", "16", "24", "36", "48"]
+    assert found["dispatch_gemm"]["workload.num_tokens"] == TOKENS
+    assert found["dispatch_gemm"]["kernel.num_comm_ctas"] == ["8", "12", "16", "24", "36"]
+    assert found["gemm_combine"]["workload.num_tokens"] == TOKENS
+
+
+def test_gpu_workloads_are_the_whole_layer_or_one_rank_of_it(container):
+    group = container("+experiment=dispatch_gemm", "hardware=h200_x8")
+    single = container("+experiment=dispatch_gemm", "hardware=h200_x1")
+
+    assert (group["workload"]["num_experts"], group["launch"]["fabric"]) == (256, "nvshmem")
+    assert (single["workload"]["num_experts"], single["launch"]["fabric"]) == (32, "loopback")
+    assert 2 * group["workload"]["intermediate"] == 4096
+    assert group["kernel"]["copy"] == single["kernel"]["copy"] == "simt"
+    assert group["kernel"]["num_comm_ctas"] == 12
+
+
+def test_ablations_hold_every_order_and_every_granularity(axes):
+    for hardware in ("cpu", "h200_x8"):
+        orders = axes("+experiment=dispatch_gemm_order", f"hardware={hardware}")
+        grains = axes("+experiment=dispatch_gemm_granularity", f"hardware={hardware}")
+
+        assert orders["kernel.order"] == [order.name for order in Order]
+        assert grains["kernel.granularity"] == [grain.name for grain in Granularity]
+
+
+@pytest.mark.parametrize("experiment", ["dispatch", "combine", "grouped_gemm", "dispatch_gemm"])
+def test_a_trace_leaves_one_point_of_a_host_sweep(experiment, container, axes):
+    words = (f"+experiment={experiment}", "hardware=cpu", *TRACED)
+
+    sweep = axes(*words)
+
+    assert {len(values) for values in sweep.values()} == {1}
+    assert sweep["workload.num_tokens"] == ["null"]
+    typed = [f"{key}={values[0]}" for key, values in sweep.items()]
+    assert container(*words, *typed)["workload"]["num_tokens"] is None
+
+
+def test_a_trace_drops_only_the_token_axis_of_a_gpu_sweep(axes):
+    words = ("+experiment=dispatch", "hardware=h200_x8", *TRACED)
+
+    sweep = axes(*words)
+
+    assert sweep["workload.num_tokens"] == ["null"]
+    assert sweep["kernel.num_comm_ctas"] == ["8", "12", "16", "24", "36", "48"]
+
+
+def test_a_typed_token_count_caps_a_trace(container):
+    assert container(*TRACED)["workload"]["num_tokens"] is None
+    assert container(*TRACED, "workload.num_tokens=7")["workload"]["num_tokens"] == 7
+
+
+def test_typed_words_win_over_what_an_experiment_chose(container):
+    words = ("+experiment=dispatch_gemm", "hardware=cpu", "workload=mixtral_8x7b")
+
+    found = container(*words, "measure=default", "workload.hidden=2048", "kernel.layout=packed")
+
+    assert (found["workload"]["hidden"], found["workload"]["num_experts"]) == (2048, 8)
+    assert found["measure"]["num_iters"] == 30
+    assert found["kernel"]["layout"] == "packed"
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_every_law_composes_with_a_workload_as_it_stands(law, container):
+    path = ["routing.path=F"] if law == "trace" else []
+
+    config = config_from_dict(container("workload=deepseek_v3", f"routing={law}", *path))
+
+    check_config(config)
+    assert config.routing.law.name == law
+    assert config.workload.num_tokens == (None if law == "trace" else 4096)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_every_workload_divides_over_four_ranks(workload, container):
+    config = config_from_dict(container(f"workload={workload}", "launch.num_ranks=4"))
+
+    check_config(config)
+    assert config.workload.num_tokens is not None
+
+
+def test_hardware_auto_follows_the_gpus_that_are_here(container, monkeypatch):
+    on_cpu = config_from_dict(container("+experiment=combine"))
+    monkeypatch.setattr(detect, "gpu_names", lambda: ("NVIDIA H200",) * 4)
+    on_gpus = config_from_dict(container("+experiment=combine"))
+
+    assert (on_cpu.hardware.name, on_cpu.launch.fabric) == ("cpu", Fabric.host)
+    assert (on_gpus.hardware.name, on_gpus.launch.fabric) == ("h200_x4", Fabric.nvshmem)
+    assert (on_cpu.kernel.copy, on_gpus.kernel.copy) == (None, Copy.simt)
+    assert (on_cpu.workload.hidden, on_gpus.workload.hidden) == (512, 7168)
+
+
+@pytest.mark.parametrize("operation", [operation.name for operation in Operation])
+def test_a_kernel_option_is_named_after_its_operation(operation, container):
+    config = config_from_dict(container(f"kernel={operation}"))
+
+    assert config.operation.name == config.kernel.operation.name == config.name == operation
+    # The option file and the dataclass say the same, but for what a device decides.
+    assert config.kernel == type(config.kernel)()
+
+
+@pytest.mark.parametrize("hardware", HARDWARE)
+def test_every_peak_names_its_source(hardware):
+    found = OmegaConf.load(CONF_DIR / "hardware" / f"{hardware}.yaml")
+
+    for key in ("num_sms", "link_gbps", "hbm_gbps", "bf16_tflops"):
+        assert (found[key] is None) == (found[f"{key}_source"] is None)
+    assert found.name == hardware

@@ -1,0 +1,62 @@
+"""Whatever becomes of a rank, the driver learns its status, its sentence and its last lines."""
+
+import pytest
+
+from tests.launch import entries
+from tilepipe.launch.ranks import RanksFailed, start_ranks
+from tilepipe.records import Status
+
+TWO = ("launch.num_ranks=2", "workload.num_experts=8")
+
+
+def fail(point, log_dir, entry, *words):
+    with pytest.raises(RanksFailed) as failed:
+        start_ranks(point(*TWO, *words), log_dir=log_dir, spill_dir=log_dir, entry=entry)
+    return failed.value
+
+
+def test_records_come_back_by_rank_and_every_rank_leaves_one_log(point, log_dir):
+    records = start_ranks(point(*TWO), log_dir=log_dir, spill_dir=log_dir, entry=entries.returns)
+
+    assert [(record.rank, record.counts) for record in records] == [
+        (0, {"num_tokens": 10}),
+        (1, {"num_tokens": 11}),
+    ]
+    assert sorted(path.name for path in log_dir.iterdir()) == ["rank0.log", "rank1.log"]
+    assert "a word from the rank" in (log_dir / "rank1.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("entry", "status", "reason"),
+    [
+        (
+            entries.raises_what_a_user_typed,
+            Status.runtime_error,
+            "workload.num_topk=8: the trace has 4; type workload.num_topk=4",
+        ),
+        (entries.raises, Status.runtime_error, "rank 1: IndexError: list index out of range"),
+        (entries.follows_another, Status.timeout, "rank 1 waited 1 s: role gate"),
+        (entries.out_of_memory, Status.oom, "rank 1: MemoryError: Unable to allocate 9 TiB"),
+        (entries.dies_by_segv, Status.runtime_error, "rank 1 died by SIGSEGV; see its log"),
+        (
+            entries.killed,
+            Status.oom,
+            "rank 1 was killed by SIGKILL, most often because memory ran out",
+        ),
+        (entries.exits, Status.runtime_error, "rank 1 exited with code 7; see its log"),
+    ],
+)
+def test_a_rank_that_fails_is_told_by_status_and_sentence(point, log_dir, entry, status, reason):
+    failure = fail(point, log_dir, entry)
+
+    assert (failure.status, failure.reason) == (status, reason)
+
+
+def test_a_rank_that_hangs_is_ended_at_its_limit_with_its_stack_in_the_log(point, log_dir):
+    failure = fail(point, log_dir, entries.hangs, "launch.time_limit_s=2")
+
+    assert failure.status is Status.timeout
+    assert failure.reason == (
+        "launch.time_limit_s=2: rank 1 had not ended; its stack is in its log"
+    )
+    assert "entries.py" in failure.log

@@ -1,0 +1,97 @@
+"""The tables' columns say what they hold, and a strange table is told apart."""
+
+from dataclasses import fields
+
+import pyarrow as pa
+import pytest
+
+from tilepipe.config import choices
+from tilepipe.config.routings import ROUTINGS
+from tilepipe.config.schemas import KERNELS, Workload
+from tilepipe.records import Status
+from tilepipe.results.schema import (
+    BREAKDOWN,
+    CONTENDER_FIGURES,
+    PERFORMANCE_COLUMNS,
+    POINT_FIGURES,
+    ROUTING_KEYS,
+    SAMPLES,
+    SUMMARY,
+    allowed_words,
+    schema_faults,
+)
+
+TABLES = {"samples": SAMPLES, "breakdown": BREAKDOWN, "summary": SUMMARY}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_field_says_what_it_means_in_which_unit_and_window(name):
+    schema = TABLES[name]
+
+    assert schema.metadata == {b"table": name.encode(), b"schema_version": b"1"}
+    assert len(set(schema.names)) == len(schema.names)
+    for field in schema:
+        assert all(field.metadata[key] for key in (b"meaning", b"unit", b"window")), field.name
+        # A time without a window, or a unit that its name contradicts, is no number.
+        if field.name.endswith("_ns"):
+            assert field.metadata[b"unit"] == b"ns"
+            assert b"barrier" in field.metadata[b"window"]
+        if field.name.endswith("_gbps"):
+            assert field.metadata[b"unit"] == b"1e9 byte/s"
+
+
+def test_words_are_those_of_the_choices():
+    assert allowed_words(SUMMARY.field("status")) == tuple(status.name for status in Status)
+    assert allowed_words(SAMPLES.field("order")) == tuple(o.name for o in choices.Order)
+    assert allowed_words(SAMPLES.field("contender")) == ()
+
+
+def test_every_performance_column_may_be_null_and_every_figure_has_a_column():
+    for name in (*PERFORMANCE_COLUMNS, *POINT_FIGURES, *CONTENDER_FIGURES):
+        assert SUMMARY.field(name).nullable, name
+
+
+def test_a_schema_has_no_faults_against_itself():
+    assert schema_faults(SAMPLES, SAMPLES) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (lambda s: s.remove_metadata(), "table is nothing, want breakdown"),
+        (
+            lambda s: s.with_metadata({**s.metadata, b"schema_version": b"9"}),
+            "schema_version is 9, want 1",
+        ),
+        (lambda s: s.remove(6), "columns missing ['term'], unknown []"),
+        (lambda s: s.append(pa.field("x", "int8")), "columns missing [], unknown ['x']"),
+        (
+            lambda s: s.set(7, s.field(7).with_type(pa.int32())),
+            "column value_ns is int32, want int64",
+        ),
+        (
+            lambda s: s.set(6, s.field(6).with_nullable(True)),
+            "column term is string, want string not null",
+        ),
+        (
+            lambda s: s.set(8, s.field(8).with_metadata({**s.field(8).metadata, b"unit": b"us"})),
+            "column low_ns: unit is not what this version writes",
+        ),
+        (lambda s: pa.schema([*s][::-1], s.metadata), "columns are in another order"),
+    ],
+)
+def test_a_strange_schema_is_told_apart(change, fault):
+    assert schema_faults(change(BREAKDOWN), BREAKDOWN) == [fault]
+
+
+def test_every_setting_that_a_law_or_kernel_has_got_a_column():
+    laws = {key for law in ROUTINGS.values() for key in fields_of(law)} - {"law"}
+    kernels = {key for kernel in KERNELS.values() for key in fields_of(kernel)}
+
+    assert laws == set(ROUTING_KEYS)
+    assert kernels <= set(SUMMARY.names)
+    assert fields_of(Workload) <= set(SUMMARY.names)
+
+
+def fields_of(schema):
+    return {field.name for field in fields(schema)}

@@ -1,0 +1,52 @@
+"""Who may import whom, and what the entry must not load."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from importlinter import cli
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_import_contracts_hold(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+
+    code = cli.lint_imports(config_filename="pyproject.toml", no_cache=True)
+
+    assert code == cli.EXIT_STATUS_SUCCESS, capsys.readouterr().out
+
+
+def test_the_entry_loads_no_gpu_stack_and_no_numpy():
+    heavy = "('torch', 'cutlass', 'nvshmem', 'numpy', 'pyarrow', 'matplotlib')"
+    probe = f"import sys, tilepipe.run; print([name for name in {heavy} if name in sys.modules])"
+
+    done = subprocess.run(
+        [sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == "[]\n"
+
+
+def test_the_entry_shows_a_configuration_within_a_second():
+    command = [sys.executable, "-m", "tilepipe.run", "--cfg", "job"]
+
+    walls_s = []
+    # The best of three: the first may compile bytecode, and other tests run beside this one.
+    for _ in range(3):
+        started = time.perf_counter()
+        subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+        walls_s.append(time.perf_counter() - started)
+
+    assert min(walls_s) < 1.0
+
+
+def test_no_module_outgrows_the_budget():
+    lines = {
+        path.relative_to(ROOT).as_posix(): len(path.read_text(encoding="utf-8").splitlines())
+        for path in sorted((ROOT / "tilepipe").rglob("*.py"))
+    }
+
+    assert {path: count for path, count in lines.items() if count > 400} == {}
+    assert lines["tilepipe/run.py"] <= 150

@@ -1,0 +1,153 @@
+"""The command line: what is composed, what is said first, how mistakes leave."""
+
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from tilepipe import run
+from tilepipe.config import detect
+from tilepipe.config.schemas import check_config, config_from_dict
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path):
+    """Run the entry in this process with a driver that only keeps its points."""
+    kept = []
+    driver = types.ModuleType("tilepipe.launch.driver")
+
+    def run_points(points, *, results_dir):
+        kept.extend(points)
+        kept.append(results_dir)
+        return 7
+
+    driver.run_points = run_points
+    monkeypatch.setitem(sys.modules, "tilepipe.launch.driver", driver)
+    monkeypatch.setattr(detect, "gpu_names", lambda: ())
+    monkeypatch.chdir(tmp_path)
+
+    def typed(*words):
+        kept.clear()
+        monkeypatch.setattr(sys, "argv", ["run.py", *words])
+        return run.main(), kept[:-1], kept[-1] if kept else None
+
+    return typed
+
+
+def test_the_driver_gets_all_points_and_its_exit_code_is_returned(command, capsys, tmp_path):
+    code, points, results_dir = command("+experiment=dispatch_gemm", "results_dir=here")
+
+    first_line, *rest = capsys.readouterr().out.splitlines()
+    swept = [(p.config["workload"]["num_tokens"], p.config["kernel"]["order"]) for p in points]
+    assert code == 7
+    assert len(points) == len({point.config_id for point in points}) == 8
+    assert sorted(set(swept)) == [(64, "edf"), (64, "random"), (256, "edf"), (256, "random")]
+    assert str(results_dir) == "here"
+    assert {(point.executor, point.operation) for point in points} == {("host", "dispatch_gemm")}
+    assert "8 points of dispatch_gemm for hardware=cpu; no GPU found" in first_line
+    assert "host executor: workload deepseek_v3_small and the experiment's sweep" in first_line
+    assert rest == []
+    # Neither Hydra's folders and logs nor its scratch folder are left.
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_words_of_a_point_compose_it_again_alone(command, tmp_path):
+    trace = tmp_path / "a trace, of ours.npy"
+    trace.write_bytes(b"rows")
+    path = str(trace).replace(" ", r"\ ").replace(",", r"\,")
+    words = ("+experiment=gemm_combine", "routing=trace", f"routing.path={path}")
+
+    _, points, _ = command(*words, "kernel.order=random,token")
+    repeated = [command(*point.overrides)[1] for point in points]
+
+    assert points[0].config["routing"]["path"] == str(trace)
+    assert [point.config["kernel"]["order"] for point in points] == ["random", "token"]
+    assert [[again.config for again in one] for one in repeated] == [[p.config] for p in points]
+    assert [one[0].folder for one in repeated] == [point.folder for point in points]
+
+
+def test_a_trace_makes_one_point_of_an_experiment(command):
+    words = "+experiment=dispatch_gemm workload=qwen15_moe measure=quick routing=trace"
+
+    _, points, _ = command(
+        *words.split(), "routing.path=F", "routing.layer=12", "launch.num_ranks=4"
+    )
+
+    (point,) = points
+    config = config_from_dict(point.config)
+    check_config(config)
+    assert (config.workload.num_tokens, config.routing.layer) == (None, 12)
+
+
+def test_a_bad_point_reaches_the_driver_with_the_good_ones(command):
+    _, points, _ = command("workload.num_topk=2,99")
+
+    check_config(config_from_dict(points[0].config))
+    with pytest.raises(ValueError, match=r"workload\.num_topk=99: must be at most"):
+        check_config(config_from_dict(points[1].config))
+
+
+def test_a_comma_list_sweeps_without_being_told_to(command):
+    _, points, _ = command("kernel.order=edf,token", "workload.num_tokens=1,2")
+
+    assert len(points) == 4
+    assert points[0].choices["hardware"] == "auto"
+    assert not any(group.startswith("hydra") for group in points[0].choices)
+
+
+def test_hardware_that_is_typed_is_not_said_to_be_missing(command, capsys):
+    command("hardware=cpu")
+    on_host = capsys.readouterr().out
+    command("hardware=h200_x8", "kernel=dispatch")
+    on_gpus = capsys.readouterr().out
+
+    assert "; composed for the host executor: workload tiny" in on_host
+    assert "1 point of dispatch for hardware=h200_x8\n" in on_gpus
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("kernel.tile_mm=3", "Key 'tile_mm' not in 'DispatchGemmKernel'"),
+        # Beside a comma list Hydra would speak of an ambiguous value instead.
+        ("kernel.tile_m=abc kernel.order=edf,random", "Value 'abc' of type 'str'"),
+        ("kernel.order=edff", "expected one of [edf, edf_list, expert, token, random]"),
+        ("kernel=nope", "Could not find 'kernel/nope'"),
+        ("+experiment=nope", "Could not find 'experiment/nope'"),
+        ("experiment=dispatch", "use +experiment=dispatch"),
+        ("workload.num_tokenz=1,2 +experiment=dispatch", "Key 'num_tokenz' not in 'Workload'"),
+    ],
+)
+def test_a_mistyped_word_ends_with_hydras_message_and_code_one(words, said, command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command(*words.split())
+
+    message = capsys.readouterr().err
+    assert ended.value.code == 1
+    assert said in message
+    assert "Traceback" not in message
+
+
+def test_cfg_job_runs_nothing_and_imports_no_gpu_stack(tmp_path):
+    probe = (
+        "import sys; sys.argv = ['run.py', '--cfg', 'job', '+experiment=combine']\n"
+        "from tilepipe.run import main\n"
+        "code = main()\n"
+        "print('code', code, [m for m in ('torch', 'cutlass', 'pyarrow') if m in sys.modules])\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", probe],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(run.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout.startswith("name: combine\n")
+    assert done.stdout.endswith("code 0 []\n")
+    assert list(tmp_path.iterdir()) == []

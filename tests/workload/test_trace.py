@@ -1,0 +1,372 @@
+"""Recorded routing: what the formats yield, how it is dealt, and every sentence of refusal."""
+
+import json
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilepipe.config import schemas
+from tilepipe.workload import Trace, deal, draw, read_trace
+
+META = {"type": "meta", "model_id": "toy", "top_k": 2}
+
+
+def row(ids, weights=None, layer=0, token_idx=0):
+    record = {"type": "route", "req_id": "r", "token_idx": token_idx, "layer": layer}
+    record["topk_ids"] = ids
+    if weights is not None:
+        record["topk_weights"] = weights
+    return record
+
+
+def write_jsonl(folder, records, tail=""):
+    path = folder / "trace.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records) + tail)
+    return str(path)
+
+
+def refusal(path, layer=None):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the tests compare the whole text
+        read_trace(path, layer)
+    return str(caught.value)
+
+
+def draw_trace(path, *, num_ranks=1, num_tokens=None, num_experts=8, num_topk=2, layer=None):
+    return draw(
+        schemas.TraceRouting(path=path, layer=layer),
+        num_ranks=num_ranks,
+        num_tokens=num_tokens,
+        num_experts=num_experts,
+        num_topk=num_topk,
+    )
+
+
+def test_jsonl_rows_stay_in_file_order_though_token_idx_restarts(tmp_path):
+    rows = [
+        row([3, 1], [0.5, 0.25], token_idx=0),
+        row([0, 2], [0.125, 0.5], token_idx=1),
+        row([1, 0], [0.25, 0.25], token_idx=0),
+    ]
+
+    trace = read_trace(write_jsonl(tmp_path, [META, *rows]), None)
+
+    assert trace.topk_idx.tolist() == [[3, 1], [0, 2], [1, 0]]
+    assert trace.topk_idx.dtype == np.int32
+    assert trace.topk_weights.tolist() == [[0.5, 0.25], [0.125, 0.5], [0.25, 0.25]]
+    assert trace.topk_weights.dtype == np.float32
+    assert (trace.layer, trace.layers) == (0, (0,))
+
+
+def test_jsonl_layer_picks_its_rows(tmp_path):
+    rows = [row([token, 9], layer=layer) for token in range(3) for layer in (12, 0)]
+
+    trace = read_trace(write_jsonl(tmp_path, [META, *rows]), 12)
+
+    assert trace.topk_idx.tolist() == [[0, 9], [1, 9], [2, 9]]
+    assert trace.topk_weights is None
+    assert (trace.layer, trace.layers) == (12, (0, 12))
+
+
+def test_jsonl_needs_no_metadata_and_skips_empty_lines(tmp_path):
+    path = write_jsonl(tmp_path, [row([1, 0])], tail="\n\n" + json.dumps(row([2, 3])))
+
+    assert read_trace(path, None).topk_idx.tolist() == [[1, 0], [2, 3]]
+
+
+def test_npy_holds_one_layer_or_several(tmp_path):
+    flat, layered = tmp_path / "flat.npy", tmp_path / "layered.npy"
+    ids = np.arange(12, dtype=np.int64).reshape(2, 3, 2)
+    np.save(flat, ids[0].astype(np.uint8))
+    np.save(layered, ids)
+
+    one, second = read_trace(str(flat), None), read_trace(str(layered), 1)
+
+    assert one.topk_idx.tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert (one.layer, one.layers, one.topk_weights) == (None, (), None)
+    assert second.topk_idx.tolist() == [[6, 7], [8, 9], [10, 11]]
+    assert (second.layer, second.layers) == (1, (0, 1))
+
+
+def test_npy_with_a_single_layer_needs_no_layer(tmp_path):
+    path = tmp_path / "trace.npy"
+    np.save(path, np.array([[[4, 1]]]))
+
+    trace = read_trace(str(path), None)
+
+    assert (trace.topk_idx.tolist(), trace.layer) == ([[4, 1]], 0)
+
+
+@pytest.mark.parametrize("name", ["topk_ids", "topk_idx"])
+def test_npz_holds_ids_and_perhaps_weights(tmp_path, name):
+    bare, full = tmp_path / "bare.npz", tmp_path / "full.npz"
+    ids, weights = np.array([[[1, 0]], [[2, 5]]]), np.array([[[0.5, 0.5]], [[0.75, 0.25]]])
+    np.savez(bare, **{name: ids})
+    np.savez_compressed(full, **{name: ids, "topk_weights": weights})
+
+    assert read_trace(str(bare), 1).topk_weights is None
+    trace = read_trace(str(full), 1)
+    assert trace.topk_idx.tolist() == [[2, 5]]
+    assert trace.topk_weights.tolist() == [[0.75, 0.25]]
+
+
+def test_a_trace_does_not_hang_on_its_file(tmp_path):
+    path = tmp_path / "trace.npy"
+    np.save(path, np.array([[4, 1]], np.int32))
+    trace = read_trace(str(path), None)
+
+    np.save(path, np.array([[2, 3]], np.int32))
+
+    assert trace.topk_idx.tolist() == [[4, 1]]
+    assert type(trace.topk_idx) is np.ndarray
+
+
+def test_every_format_gives_equal_routing(tmp_path):
+    rng = np.random.Generator(np.random.PCG64(1))
+    ids = np.argsort(rng.random((50, 8)), axis=1)[:, :3]
+    weights = rng.random((50, 3)).astype(np.float32)
+    rows = [row(i, w) for i, w in zip(ids.tolist(), weights.tolist(), strict=True)]
+    npz = tmp_path / "trace.npz"
+    np.savez(npz, topk_ids=ids, topk_weights=weights)
+
+    routings = [
+        draw_trace(path, num_ranks=4, num_topk=3)
+        for path in (write_jsonl(tmp_path, rows), str(npz))
+    ]
+
+    for routing in routings:
+        assert np.array_equal(np.concatenate(routing.topk_idx), ids)
+        assert np.array_equal(np.concatenate(routing.topk_weights), weights)
+
+
+@given(num_rows=st.integers(0, 40), num_ranks=st.integers(1, 8), cap=st.none() | st.integers(0, 12))
+def test_deal_cuts_contiguous_blocks_of_nearly_equal_size(num_rows, num_ranks, cap):
+    ids = np.arange(num_rows, dtype=np.int32).reshape(-1, 1)
+    trace = Trace(ids, ids.astype(np.float32), 3, (3,))
+
+    blocks = deal(trace, num_ranks, cap)
+
+    sizes = [len(block.topk_idx) for block in blocks]
+    dealt = num_rows if cap is None else min(num_rows, cap * num_ranks)
+    assert len(blocks) == num_ranks
+    assert np.array_equal(np.concatenate([block.topk_idx for block in blocks]), ids[:dealt])
+    assert np.array_equal(np.concatenate([block.topk_weights for block in blocks]), ids[:dealt])
+    assert max(sizes) - min(sizes) <= 1
+    assert cap is None or max(sizes) <= cap
+
+
+def test_typed_tokens_cap_each_rank(tmp_path):
+    path = write_jsonl(tmp_path, [row([token, 7]) for token in range(7)])
+
+    capped = draw_trace(path, num_ranks=2, num_tokens=2)
+    whole = draw_trace(path, num_ranks=2, num_tokens=100)
+
+    assert [ids[:, 0].tolist() for ids in capped.topk_idx] == [[0, 1], [2, 3]]
+    assert [ids[:, 0].tolist() for ids in whole.topk_idx] == [[0, 1, 2, 3], [4, 5, 6]]
+
+
+def test_missing_weights_become_equal_over_the_valid_slots(tmp_path):
+    path = write_jsonl(tmp_path, [row([1, 2]), row([3, -1]), row([-1, -1])])
+
+    routing = draw_trace(path)
+
+    assert routing.topk_weights[0].tolist() == [[0.5, 0.5], [1, 0], [0, 0]]
+
+
+def test_recorded_weights_stay_as_recorded_but_for_dropped_slots(tmp_path):
+    path = write_jsonl(tmp_path, [row([1, 2], [0.25, 0.125]), row([-1, 3], [0.5, 0.5])])
+
+    routing = draw_trace(path)
+
+    assert routing.topk_weights[0].tolist() == [[0.25, 0.125], [0, 0.5]]
+
+
+def test_another_topk_names_the_override(tmp_path):
+    path = write_jsonl(tmp_path, [row([0, 1, 2, 3])])
+
+    with pytest.raises(ValueError, match=r"type workload\.num_topk=4$") as caught:
+        draw_trace(path, num_topk=2)
+
+    assert str(caught.value) == (
+        f"workload.num_topk=2: {path} was recorded with topk 4; type workload.num_topk=4"
+    )
+
+
+def test_an_expert_beyond_the_group_names_line_and_override(tmp_path):
+    path = write_jsonl(tmp_path, [META, row([0, 1], layer=5), row([9, 2]), row([12, 3])])
+
+    with pytest.raises(ValueError, match=r"workload\.num_experts") as caught:
+        draw_trace(path, num_ranks=3, num_experts=9, layer=0)
+
+    # 13 experts would do, but 3 ranks share them evenly.
+    assert str(caught.value) == (
+        f"workload.num_experts=9: line 3 of {path} chooses expert 9; type workload.num_experts=15"
+    )
+
+
+REPAIR = "record the file again or repair it there"
+
+BAD_LINES = {
+    "is not valid JSON, or was cut short": '{"layer": 0, "topk_ids": [1, 2',
+    "is not a JSON object": "[1, 2]",
+    "has no whole number as layer": json.dumps({"topk_ids": [1, 2]}),
+    "has no list topk_ids": json.dumps({"layer": 0, "experts": [1, 2]}),
+    "has 3 topk_ids where the rows before have 2": json.dumps(row([1, 2, 3], [1, 1, 1])),
+    "has a topk_ids entry that is no expert number": json.dumps(row([1.0, 2], [1, 1])),
+    "has an id that is no expert number": json.dumps(row([-2, 2], [1, 1])),
+    "has the same expert twice": json.dumps(row([2, 2], [1, 1])),
+    "has no 2 topk_weights, one per id": json.dumps(row([1, 2])),
+    "has a topk_weights entry that is no number": json.dumps(row([1, 2], ["a", 1])),
+    "has a weight that is negative, infinite or no number": json.dumps(row([1, 2], [1, np.nan])),
+}
+
+
+@pytest.mark.parametrize("found", BAD_LINES)
+def test_a_bad_line_is_refused_with_its_number(tmp_path, found):
+    good = row([0, 1], [0.5, 0.5])
+    # A row of another layer and an empty line: line numbers are the file's, not the layer's.
+    path = write_jsonl(
+        tmp_path, [META, good, row([5, 5, 5], layer=7)], tail="\n" + BAD_LINES[found]
+    )
+
+    assert refusal(path, layer=0) == f"routing.path={path}: line 5 {found}; {REPAIR}"
+
+
+def test_weights_in_some_rows_only_are_refused(tmp_path):
+    path = write_jsonl(tmp_path, [row([0, 1]), row([0, 1], [0.5, 0.5])])
+
+    assert refusal(path) == (
+        f"routing.path={path}: line 2 has topk_weights where the rows before have none; {REPAIR}"
+    )
+
+
+def test_a_broken_character_is_refused_with_its_line(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(json.dumps(row([0, 1])).encode() + b'\n{"layer": "\xff"}\n')
+
+    assert refusal(str(path)) == (
+        f"routing.path={path}: line 2 is not valid JSON, or was cut short; {REPAIR}"
+    )
+
+
+@pytest.mark.parametrize("records", [[], [META]])
+def test_a_log_without_tokens_is_refused(tmp_path, records):
+    path = write_jsonl(tmp_path, records)
+
+    assert refusal(path) == f"routing.path={path}: no line holds a token; {REPAIR}"
+
+
+def test_a_missing_file_and_an_unknown_suffix_are_refused(tmp_path):
+    (tmp_path / "trace.csv").write_text("0,1\n")
+
+    assert refusal(f"{tmp_path}/no.jsonl") == (
+        f"routing.path={tmp_path}/no.jsonl: no such file; type routing.path=FILE"
+    )
+    assert refusal(f"{tmp_path}/trace.csv") == (
+        f"routing.path={tmp_path}/trace.csv: unknown suffix .csv; give a .jsonl, .npy or .npz file"
+    )
+
+
+def test_the_layers_present_are_named(tmp_path):
+    several = write_jsonl(tmp_path, [row([0, 1], layer=layer) for layer in (12, 3, 12)])
+    single = tmp_path / "single.jsonl"
+    single.write_text(json.dumps(row([0, 1], layer=4)))
+    flat = tmp_path / "flat.npy"
+    np.save(flat, np.array([[0, 1]]))
+    stacked = tmp_path / "stacked.npy"
+    np.save(stacked, np.array([[[0, 1]], [[2, 3]]]))
+
+    assert refusal(several) == (
+        f"routing.layer=null: {several} holds layers 3, 12; type routing.layer=3 or another of them"
+    )
+    assert refusal(str(single), layer=5) == (
+        f"routing.layer=5: {single} holds layer 4; type routing.layer=4"
+    )
+    assert refusal(str(flat), layer=0) == (
+        f"routing.layer=0: {flat} does not tell layers apart; type routing.layer=null"
+    )
+    for layer, typed in ((None, "null"), (2, "2")):
+        assert refusal(str(stacked), layer=layer) == (
+            f"routing.layer={typed}: {stacked} holds layers 0, 1; "
+            "type routing.layer=0 or another of them"
+        )
+
+
+BAD_ARRAYS = {
+    "the ids are float64, not integers; store expert numbers": {"topk_ids": np.ones((2, 2))},
+    "the ids have shape (4,); store (num_tokens, num_topk) or (num_layers, num_tokens, num_topk)": {
+        "topk_ids": np.arange(4)
+    },
+    "topk_weights is float64 (1, 2) beside ids (2, 2); store one number per id": {
+        "topk_ids": np.array([[0, 1], [2, 3]]),
+        "topk_weights": np.ones((1, 2)),
+    },
+    f"the array holds no token; {REPAIR}": {"topk_ids": np.zeros((0, 2), np.int32)},
+    f"row 1 has the same expert twice; {REPAIR}": {"topk_ids": np.array([[-1, -1], [3, 3]])},
+    f"row 1 has an id that is no expert number; {REPAIR}": {
+        "topk_ids": np.array([[0, 1], [2**31, 2]])
+    },
+    f"row 0 has a weight that is negative, infinite or no number; {REPAIR}": {
+        "topk_ids": np.array([[0, 1]]),
+        "topk_weights": np.array([[1e300, 0.0]]),
+    },
+    "holds experts, scores, not one of topk_ids and topk_idx; "
+    "store the ids under one of these names": {"experts": np.ones(1), "scores": np.ones(1)},
+}
+
+
+@pytest.mark.parametrize("sentence", BAD_ARRAYS)
+def test_a_bad_array_is_refused(tmp_path, sentence):
+    path = tmp_path / "trace.npz"
+    np.savez(path, **BAD_ARRAYS[sentence])
+
+    assert refusal(str(path)) == f"routing.path={path}: {sentence}"
+
+
+def test_an_empty_npy_is_refused(tmp_path):
+    path = tmp_path / "trace.npy"
+    np.save(path, np.zeros((0, 2), np.int32))
+
+    assert refusal(str(path)) == f"routing.path={path}: the array holds no token; {REPAIR}"
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz"])
+def test_a_truncated_or_foreign_array_file_is_refused(tmp_path, suffix):
+    path = tmp_path / f"trace{suffix}"
+    save = np.save if suffix == ".npy" else np.savez_compressed
+    save(path, np.arange(2000).reshape(-1, 2))
+    whole = path.read_bytes()
+
+    for content in (whole[: len(whole) // 2], whole[:60], b"no array", b""):
+        path.write_bytes(content)
+        assert refusal(str(path)) == (
+            f"routing.path={path}: not an array file of numbers, or cut short; {REPAIR}"
+        )
+
+
+def test_jsonl_reads_at_least_fifty_thousand_lines_a_second(tmp_path):
+    weights = [0.0966397076845169, 0.05172751098871231, 0.039045970886945724, 0.03696798160672188]
+    path = write_jsonl(tmp_path, [META] + [row([43, 5, 7, 58], weights)] * 20_000)
+    start_s = time.perf_counter()
+
+    trace = read_trace(path, None)
+
+    # 220 k lines/s on an idle core; the bound leaves room for a loaded one.
+    assert len(trace.topk_idx) == 20_000
+    assert time.perf_counter() - start_s < 0.4
+
+
+def test_jsonl_of_many_layers_keeps_only_the_rows_of_one_in_memory(tmp_path):
+    rows = [row([43, 5, 7, 58], [0.5, 0.25, 0.125, 0.125], layer=layer) for layer in range(50)]
+    path = write_jsonl(tmp_path, rows * 200)  # 1.3 MB
+
+    tracemalloc.start()
+    trace = read_trace(path, 7)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert trace.topk_idx.shape == (200, 4)
+    assert peak < 200_000

@@ -1,0 +1,96 @@
+"""Every choice a user may make by name, and what each one guarantees.
+
+Knows nothing of Hydra, numpy or the code that acts on a choice.
+"""
+
+from enum import Enum
+
+__all__ = [
+    "Copy",
+    "Dtype",
+    "Fabric",
+    "Granularity",
+    "HomeGranularity",
+    "Law",
+    "Layout",
+    "Operation",
+    "Order",
+]
+
+
+class Operation(Enum):
+    """What a point runs and measures."""
+
+    dispatch = "dispatch"  # every valid (token, slot) row reaches the rank that owns its expert
+    combine = "combine"  # every row returns home; a token is the weighted sum of its valid slots
+    grouped_gemm = "grouped_gemm"  # received rows times their expert's first weight, no sending
+    dispatch_gemm = "dispatch_gemm"  # dispatch and the first GEMM overlapped, tile by tile
+    gemm_combine = "gemm_combine"  # the second GEMM and combine overlapped, tile by tile
+
+
+class Fabric(Enum):
+    """Who the peers are and how one rank stores into another."""
+
+    host = "host"  # one process per rank on the CPU, POSIX shared memory; needs no GPU
+    loopback = "loopback"  # all ranks share one GPU; proves neither link bandwidth nor system scope
+    nvshmem = "nvshmem"  # one process per GPU, stores cross NVLink
+
+
+class Copy(Enum):
+    """How a communication CTA moves one token row to a peer."""
+
+    simt = "simt"  # 16-byte vector loads and remote stores by every thread
+    tma = "tma"  # bulk async copies through shared memory, issued by one thread
+
+
+class Order(Enum):
+    """In which order a rank takes up its sends; each is a permutation of the same tickets."""
+
+    edf = "edf"  # per destination by first use there; all destinations served at once from rank+1
+    edf_list = "edf_list"  # one strict list by first use over all destinations
+    expert = "expert"  # by expert number
+    token = "token"  # by token number
+    random = "random"  # by a fixed 32-bit hash of (seed, epoch, run): the same on every machine
+
+
+class Granularity(Enum):
+    """What one semaphore between communication and GEMM stands for."""
+
+    tile = "tile"  # consumer may start after all rows of one M tile arrived
+    token = "token"  # consumer may use each row as soon as that row arrived
+    expert = "expert"  # consumer may start after all rows of the expert arrived
+
+
+class HomeGranularity(Enum):
+    """When the reduction at home may add a token up."""
+
+    token = "token"  # once all valid rows of this token are home
+    rank = "rank"  # once every source rank has pushed all the rows it owes
+
+
+class Layout(Enum):
+    """Where an expert's rows start in the receive buffer."""
+
+    padded = "padded"  # at a multiple of tile_m: no tile holds rows of two experts
+    packed = "packed"  # right after the expert before: no gaps
+
+
+class Dtype(Enum):
+    """Element type of token rows and weights; sums are always float32."""
+
+    bf16 = "bf16"  # two bytes an element
+
+
+class Law(Enum):
+    """How tokens choose their experts; the experts of one token are always distinct."""
+
+    uniform = "uniform"  # every expert equally likely
+    zipf = "zipf"  # expert popularity falls as 1 / place ** exponent
+    lognormal = "lognormal"  # expert popularity is exp(sigma x normal)
+    hot_expert = "hot_expert"  # one expert is among the choices of hot_share of the tokens
+    hot_rank = "hot_rank"  # hot_share of the tokens prefer the experts of one rank
+    all_local = "all_local"  # every token stays on its rank: nothing crosses a link
+    all_remote = "all_remote"  # no token stays on its rank: every row crosses a link
+    masked = "masked"  # uniform, with a share of the slots dropped
+    ragged = "ragged"  # uniform, with another number of tokens on every rank
+    trace = "trace"  # recorded from a real model, read from a file

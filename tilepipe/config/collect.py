@@ -1,0 +1,38 @@
+"""Turn one composed configuration into a Point.
+
+Knows nothing of how a point runs; judges no setting, so that one bad point stops no sweep.
+"""
+
+from typing import Any, cast
+
+from hydra.conf import HydraConf
+from omegaconf import DictConfig, OmegaConf
+
+from tilepipe.config.identity import build_id, config_id
+from tilepipe.records import Point
+
+__all__ = ["point_from"]
+
+
+def point_from(cfg: DictConfig, hydra_cfg: HydraConf) -> Point:
+    """The point as plain data: interpolations resolved, enums by name.
+
+    `overrides` are words as Hydra reads them: quoted for a shell they compose this one point again.
+    """
+    resolved = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
+    container = cast(dict[str, Any], resolved)
+    choices = {
+        group: option
+        for group, option in hydra_cfg.runtime.choices.items()
+        if option is not None and not group.startswith("hydra/")
+    }
+    return Point(
+        name=container["name"],
+        operation=container["operation"],
+        executor="host" if container["launch"]["fabric"] == "host" else "cuda",
+        config=container,
+        choices=choices,
+        overrides=tuple(hydra_cfg.overrides.task),
+        config_id=config_id(container),
+        build_id=build_id(container["hardware"]),
+    )

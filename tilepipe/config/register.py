@@ -1,0 +1,112 @@
+"""Tell Hydra where conf/ is, which schemas type it and which resolvers it uses.
+
+Knows nothing of what a configuration is for.
+"""
+
+import tempfile
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+
+from tilepipe.config import detect, schemas
+from tilepipe.config.choices import Operation
+from tilepipe.config.routings import ROUTINGS
+
+__all__ = ["CONF_DIR", "register", "scratch"]
+
+# In a wheel conf/ lies inside the package, in a checkout beside it.
+_PACKAGE = Path(__file__).resolve().parents[1]
+CONF_DIR = next(
+    folder
+    for folder in (_PACKAGE / "conf", _PACKAGE.parent / "conf")
+    if (folder / "config.yaml").is_file()
+)
+
+
+@dataclass(kw_only=True)
+class _Root:
+    """Root keys; groups are typed by their own schemas, since omegaconf knows no union of them."""
+
+    name: str
+    operation: Operation
+    results_dir: str
+    hardware: Any
+    kernel: Any
+    workload: Any
+    routing: Any
+    measure: Any
+    launch: Any
+
+
+def register() -> None:
+    """Store schemas, resolvers and the computed option hardware=auto; calling twice is harmless."""
+    store = ConfigStore.instance()
+    # A group of their own, so that no schema becomes an option a user could choose.
+    store.store(group="schema", name="root", node=_Root)
+    store.store(group="schema", name="hardware", node=schemas.Hardware)
+    store.store(group="schema", name="workload", node=schemas.Workload)
+    store.store(group="schema", name="measure", node=schemas.Measure)
+    store.store(group="schema", name="launch", node=schemas.Launch)
+    for choice, kernel in schemas.KERNELS.items():
+        store.store(group="schema/kernel", name=choice.name, node=kernel)
+    for law, routing in ROUTINGS.items():
+        store.store(group="schema/routing", name=law.name, node=routing)
+    # No auto.yaml: Hydra interpolates no defaults list by what a machine has.
+    store.store(group="hardware", name="auto", node={"defaults": [detect.hardware_option()]})
+    for resolver in (axis, by_device, by_gpus, num_tokens, operation, token_axis):
+        OmegaConf.register_new_resolver(f"tilepipe.{resolver.__name__}", resolver, replace=True)
+    OmegaConf.register_new_resolver("tilepipe.scratch", lambda: scratch().name, replace=True)
+
+
+def by_device(hardware: str, gpu: Any, cpu: Any) -> Any:
+    """One value for hardware with GPUs, another for the host executor."""
+    return cpu if _option(hardware) == "cpu" else gpu
+
+
+def by_gpus(hardware: str, many: Any, one: Any, cpu: Any) -> Any:
+    """As by_device, with a value of its own for hardware with one GPU."""
+    option = _option(hardware)
+    return cpu if option == "cpu" else one if option.endswith("_x1") else many
+
+
+def operation(kernel: DictConfig) -> str:
+    """Operation of the chosen kernel option, whatever was typed as kernel.operation.
+
+    So a typed one differs from the root key, and `config_from_dict` can refuse it.
+    """
+    schema = OmegaConf.get_type(kernel)
+    own = [choice.name for choice, known in schemas.KERNELS.items() if known is schema]
+    return own[0] if own else str(kernel.operation)
+
+
+def num_tokens(routing: Any, count: int) -> int | None:
+    """The workload's token count, or null where a trace brings its own."""
+    word = routing.name if isinstance(routing, Enum) else routing
+    return None if word == "trace" else count
+
+
+def axis(choices: Any, gpu: str, cpu: str, traced: str | None = None) -> str:
+    """Values a sweep takes on GPUs, on the host, and on the host with recorded routing."""
+    if traced is not None and choices["routing"] == "trace":
+        cpu = traced
+    return str(by_device(choices["hardware"], gpu, cpu))
+
+
+def token_axis(choices: Any, gpu: str, cpu: str) -> str:
+    """Token counts of a sweep; none of its own where a trace brings one."""
+    return "null" if choices["routing"] == "trace" else axis(choices, gpu, cpu)
+
+
+@cache
+def scratch() -> tempfile.TemporaryDirectory[str]:
+    """Where Hydra may write what it insists on; removed when the process ends."""
+    return tempfile.TemporaryDirectory(prefix="tilepipe-")
+
+
+def _option(hardware: str) -> str:
+    return detect.hardware_option() if hardware == "auto" else hardware

@@ -1,0 +1,179 @@
+"""Typed settings of each routing law.
+
+Knows nothing of Hydra, numpy or how a law is drawn.
+"""
+
+from dataclasses import dataclass
+
+from tilepipe.config.choices import Law
+from tilepipe.config.refuse import require, require_own
+
+__all__ = [
+    "ROUTINGS",
+    "AllLocalRouting",
+    "AllRemoteRouting",
+    "HotExpertRouting",
+    "HotRankRouting",
+    "LognormalRouting",
+    "MaskedRouting",
+    "RaggedRouting",
+    "Routing",
+    "TraceRouting",
+    "UniformRouting",
+    "ZipfRouting",
+]
+
+
+@dataclass(kw_only=True)
+class _Routing:
+    """What every law has."""
+
+    law: Law  # fixed by the option
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_own(self, "routing", "law")
+        require(self.seed >= 0, "routing.seed", self.seed, "must be 0 or more")
+
+
+def _require_share(share: float) -> None:
+    require(0 < share <= 1, "routing.hot_share", share, "must be above 0 and at most 1")
+
+
+@dataclass(kw_only=True)
+class UniformRouting(_Routing):
+    """Every expert equally likely."""
+
+    law: Law = Law.uniform
+
+
+@dataclass(kw_only=True)
+class ZipfRouting(_Routing):
+    """Expert popularity falls as a power of its place."""
+
+    law: Law = Law.zipf
+    exponent: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.exponent <= 10, "routing.exponent", self.exponent, "must be in 0..10")
+
+
+@dataclass(kw_only=True)
+class LognormalRouting(_Routing):
+    """Expert popularity is exp(sigma x normal)."""
+
+    law: Law = Law.lognormal
+    sigma: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.sigma <= 10, "routing.sigma", self.sigma, "must be in 0..10")
+
+
+@dataclass(kw_only=True)
+class HotExpertRouting(_Routing):
+    """One expert that a share of the tokens choose."""
+
+    law: Law = Law.hot_expert
+    hot_expert: int  # expert number
+    hot_share: float  # of the tokens
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_share(self.hot_share)
+
+
+@dataclass(kw_only=True)
+class HotRankRouting(_Routing):
+    """One rank whose experts a share of the tokens choose."""
+
+    law: Law = Law.hot_rank
+    hot_rank: int
+    hot_share: float  # of the tokens
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_share(self.hot_share)
+
+
+@dataclass(kw_only=True)
+class AllLocalRouting(_Routing):
+    """Every token chooses experts of its own rank."""
+
+    law: Law = Law.all_local
+
+
+@dataclass(kw_only=True)
+class AllRemoteRouting(_Routing):
+    """Every token chooses experts of other ranks."""
+
+    law: Law = Law.all_remote
+
+
+@dataclass(kw_only=True)
+class MaskedRouting(_Routing):
+    """Uniform, with a share of the slots dropped."""
+
+    law: Law = Law.masked
+    masked_share: float  # of the slots
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        share = self.masked_share
+        require(0 <= share <= 1, "routing.masked_share", share, "must be in 0..1")
+
+
+@dataclass(kw_only=True)
+class RaggedRouting(_Routing):
+    """Uniform, with token counts that rise evenly from the first rank to the last."""
+
+    law: Law = Law.ragged
+    min_share: float  # the first rank has this share of workload.num_tokens; 0: it is empty
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.min_share <= 1, "routing.min_share", self.min_share, "must be in 0..1")
+
+
+@dataclass(kw_only=True)
+class TraceRouting(_Routing):
+    """Routing recorded from a real model."""
+
+    law: Law = Law.trace
+    path: str = "???"  # omegaconf's word for a value that must be typed
+    layer: int | None = None  # null: the file holds one layer
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        named = self.path not in ("", "???")
+        require(named, "routing.path", self.path, "routing=trace needs routing.path=FILE")
+        counted = self.layer is None or self.layer >= 0
+        require(counted, "routing.layer", self.layer, "must be 0 or more, or null")
+
+
+Routing = (
+    UniformRouting
+    | ZipfRouting
+    | LognormalRouting
+    | HotExpertRouting
+    | HotRankRouting
+    | AllLocalRouting
+    | AllRemoteRouting
+    | MaskedRouting
+    | RaggedRouting
+    | TraceRouting
+)
+
+ROUTINGS: dict[Law, type[Routing]] = {
+    Law.uniform: UniformRouting,
+    Law.zipf: ZipfRouting,
+    Law.lognormal: LognormalRouting,
+    Law.hot_expert: HotExpertRouting,
+    Law.hot_rank: HotRankRouting,
+    Law.all_local: AllLocalRouting,
+    Law.all_remote: AllRemoteRouting,
+    Law.masked: MaskedRouting,
+    Law.ragged: RaggedRouting,
+    Law.trace: TraceRouting,
+}

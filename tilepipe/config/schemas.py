@@ -1,0 +1,368 @@
+"""Typed settings a user may choose, one dataclass per Hydra option, and their limits.
+
+Knows nothing of Hydra, torch or which GPU is present.
+"""
+
+import math
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any, TypeVar, cast
+
+from tilepipe.config.choices import (
+    Copy,
+    Dtype,
+    Fabric,
+    Granularity,
+    HomeGranularity,
+    Law,
+    Layout,
+    Operation,
+    Order,
+)
+from tilepipe.config.refuse import require, require_own
+from tilepipe.config.routings import (
+    ROUTINGS,
+    AllLocalRouting,
+    AllRemoteRouting,
+    HotExpertRouting,
+    HotRankRouting,
+    LognormalRouting,
+    MaskedRouting,
+    RaggedRouting,
+    Routing,
+    TraceRouting,
+    UniformRouting,
+    ZipfRouting,
+)
+
+__all__ = [
+    "KERNELS",
+    "AllLocalRouting",
+    "AllRemoteRouting",
+    "CombineKernel",
+    "Config",
+    "DispatchGemmKernel",
+    "DispatchKernel",
+    "GemmCombineKernel",
+    "GroupedGemmKernel",
+    "Hardware",
+    "HotExpertRouting",
+    "HotRankRouting",
+    "Kernel",
+    "Launch",
+    "LognormalRouting",
+    "MaskedRouting",
+    "Measure",
+    "RaggedRouting",
+    "Routing",
+    "TraceRouting",
+    "UniformRouting",
+    "Workload",
+    "ZipfRouting",
+    "check_config",
+    "config_from_dict",
+]
+
+
+@dataclass(kw_only=True)
+class Hardware:
+    """The machine a point is for; null where it is read from the device later."""
+
+    name: str
+    gpu: str | None
+    num_gpus: int
+    num_ranks: int  # ranks when launch.num_ranks is not typed
+    fabric: Fabric
+    num_sms: int | None
+    num_sms_source: str | None
+    link_gbps: float | None  # 1e9 bytes/s, one GPU, one direction
+    link_gbps_source: str | None
+    hbm_gbps: float | None  # 1e9 bytes/s
+    hbm_gbps_source: str | None
+    bf16_tflops: float | None  # dense
+    bf16_tflops_source: str | None
+
+    def __post_init__(self) -> None:
+        require(self.num_gpus >= 0, "hardware.num_gpus", self.num_gpus, "must be 0 or more")
+        require(self.num_ranks >= 1, "hardware.num_ranks", self.num_ranks, "must be 1 or more")
+        for key in ("num_sms", "link_gbps", "hbm_gbps", "bf16_tflops"):
+            value, source = getattr(self, key), getattr(self, f"{key}_source")
+            positive = value is None or (value > 0 and math.isfinite(value))
+            require(positive, f"hardware.{key}", value, "must be above 0, or null")
+            sourced = value is None or bool(source)
+            require(sourced, f"hardware.{key}_source", source, f"say where {key} comes from")
+
+
+@dataclass(kw_only=True)
+class _GemmTiles:
+    """Where received rows lie and how the GEMM cuts them."""
+
+    operation: Operation  # fixed by the option
+    layout: Layout = Layout.padded
+    tile_m: int = 128  # rows of an M tile
+    tile_n: int = 256  # columns of an N tile
+
+    def __post_init__(self) -> None:
+        require_own(self, "kernel", "operation")
+        allowed = "must be a multiple of 16 in 16..1024"
+        for key, value in (("tile_m", self.tile_m), ("tile_n", self.tile_n)):
+            require(16 <= value <= 1024 and value % 16 == 0, f"kernel.{key}", value, allowed)
+
+
+@dataclass(kw_only=True)
+class _Communication(_GemmTiles):
+    """How rows travel: what dispatch and combine have in common."""
+
+    copy: Copy | None = None  # null: the host executor has no copies
+    num_comm_ctas: int | str | None = None  # a count, auto, or null: the host executor has no CTAs
+    order: Order = Order.edf
+    granularity: Granularity = Granularity.tile
+    # Receive rows = factor x mean rows per rank; null: enough for the worst case.
+    capacity_factor: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ctas, factor = self.num_comm_ctas, self.capacity_factor
+        counted = ctas is None or ctas == "auto" or (type(ctas) is int and ctas >= 1)
+        require(counted, "kernel.num_comm_ctas", ctas, "must be 1 or more, auto, or null")
+        finite = factor is None or (factor > 0 and math.isfinite(factor))
+        require(finite, "kernel.capacity_factor", factor, "must be above 0, or null")
+
+
+@dataclass(kw_only=True)
+class DispatchKernel(_Communication):
+    """Dispatch alone, the GEMM held out."""
+
+    operation: Operation = Operation.dispatch
+
+
+@dataclass(kw_only=True)
+class CombineKernel(_Communication):
+    """Combine alone, the GEMM held out."""
+
+    operation: Operation = Operation.combine
+    home_granularity: HomeGranularity = HomeGranularity.token
+
+
+@dataclass(kw_only=True)
+class GroupedGemmKernel(_GemmTiles):
+    """The first GEMM alone, its rows already there."""
+
+    operation: Operation = Operation.grouped_gemm
+
+
+@dataclass(kw_only=True)
+class DispatchGemmKernel(_Communication):
+    """Dispatch and the first GEMM, fused."""
+
+    operation: Operation = Operation.dispatch_gemm
+
+
+@dataclass(kw_only=True)
+class GemmCombineKernel(_Communication):
+    """The second GEMM and combine, fused."""
+
+    operation: Operation = Operation.gemm_combine
+    home_granularity: HomeGranularity = HomeGranularity.token
+
+
+Kernel = DispatchKernel | CombineKernel | GroupedGemmKernel | DispatchGemmKernel | GemmCombineKernel
+
+
+@dataclass(kw_only=True)
+class Workload:
+    """Sizes of one MoE layer and of the batch that goes through it."""
+
+    num_tokens: int | None  # per rank; null only with routing=trace: as many as the trace holds
+    hidden: int
+    intermediate: int  # the first GEMM's N is gate + up = 2 x this, the second's K is this
+    num_experts: int  # of the whole group
+    num_topk: int
+    dtype: Dtype = Dtype.bf16
+
+    def __post_init__(self) -> None:
+        tokens = self.num_tokens
+        counted = tokens is None or tokens >= 0
+        require(counted, "workload.num_tokens", tokens, "must be 0 or more, or null with a trace")
+        for key in ("hidden", "intermediate", "num_experts", "num_topk"):
+            value = getattr(self, key)
+            require(value >= 1, f"workload.{key}", value, "must be 1 or more")
+
+
+@dataclass(kw_only=True)
+class Measure:
+    """How often a point runs; the correctness gate comes before and after."""
+
+    num_warmups: int
+    num_iters: int
+
+    def __post_init__(self) -> None:
+        require(self.num_warmups >= 0, "measure.num_warmups", self.num_warmups, "must be 0 or more")
+        require(self.num_iters >= 1, "measure.num_iters", self.num_iters, "must be 1 or more")
+
+
+@dataclass(kw_only=True)
+class Launch:
+    """How ranks are started and when they are given up."""
+
+    num_ranks: int
+    fabric: Fabric
+    watchdog_ms: int  # one wait inside a launch
+    time_limit_s: float  # the whole point
+
+    def __post_init__(self) -> None:
+        require(self.num_ranks >= 1, "launch.num_ranks", self.num_ranks, "must be 1 or more")
+        require(self.watchdog_ms >= 1, "launch.watchdog_ms", self.watchdog_ms, "must be 1 or more")
+        require(self.time_limit_s > 0, "launch.time_limit_s", self.time_limit_s, "must be above 0")
+
+
+@dataclass(kw_only=True)
+class Config:
+    """One point: everything that was chosen."""
+
+    name: str
+    operation: Operation
+    hardware: Hardware
+    kernel: Kernel
+    workload: Workload
+    routing: Routing
+    measure: Measure
+    launch: Launch
+    results_dir: str
+
+
+KERNELS: dict[Operation, type[Kernel]] = {
+    Operation.dispatch: DispatchKernel,
+    Operation.combine: CombineKernel,
+    Operation.grouped_gemm: GroupedGemmKernel,
+    Operation.dispatch_gemm: DispatchGemmKernel,
+    Operation.gemm_combine: GemmCombineKernel,
+}
+
+
+def config_from_dict(container: dict[str, Any]) -> Config:
+    """Rebuild the dataclasses of a plain resolved container; ranges are checked again."""
+    _require_keys(Config, "", container)
+    operation = _member(Operation, "operation", container["operation"])
+    fixed = _member(Operation, "kernel.operation", container["kernel"]["operation"])
+    allowed = f"differs from kernel.operation={fixed.name}; type kernel=OPERATION, which sets both"
+    require(operation is fixed, "operation", operation, allowed)
+    law = _member(Law, "routing.law", container["routing"]["law"])
+    return Config(
+        name=container["name"],
+        operation=operation,
+        hardware=_build(Hardware, "hardware", container),
+        kernel=_build(KERNELS[operation], "kernel", container),
+        workload=_build(Workload, "workload", container),
+        routing=_build(ROUTINGS[law], "routing", container),
+        measure=_build(Measure, "measure", container),
+        launch=_build(Launch, "launch", container),
+        results_dir=container["results_dir"],
+    )
+
+
+_Schema = TypeVar("_Schema")
+_Choice = TypeVar("_Choice", bound=Enum)
+
+
+def _member(choice: type[_Choice], key: str, name: str) -> _Choice:
+    require(name in choice.__members__, key, name, f"choose one of {', '.join(choice.__members__)}")
+    return choice[name]
+
+
+def _require_keys(schema: type, prefix: str, values: dict[str, Any]) -> None:
+    known = [field.name for field in fields(cast(Any, schema))]
+    for key in sorted(values.keys() ^ set(known)):
+        wrong = "unknown key" if key in values else "missing"
+        raise ValueError(f"{prefix}{key}: {wrong}; {schema.__name__} has {', '.join(known)}")
+
+
+def _build(schema: type[_Schema], group: str, container: dict[str, Any]) -> _Schema:
+    """One group as its dataclass, enums by name; exactly the schema's keys are accepted."""
+    values = dict(container[group])
+    _require_keys(schema, f"{group}.", values)
+    known = {field.name: field.type for field in fields(cast(Any, schema))}
+    for key, declared in known.items():
+        choice = next((kind for kind in _CHOICES if declared in (kind, kind | None)), None)
+        if choice is not None and values[key] is not None:
+            values[key] = _member(choice, f"{group}.{key}", values[key])
+    return schema(**values)
+
+
+_CHOICES = (Copy, Dtype, Fabric, Granularity, HomeGranularity, Law, Layout, Operation, Order)
+
+
+def check_config(config: Config) -> None:
+    """Refuse settings that fit one by one but not together; needs neither a GPU nor a file."""
+    _check_sizes(config)
+    _check_experts(config)
+    _check_executor(config)
+
+
+_ELEM_BYTES = {Dtype.bf16: 2}
+
+
+def _check_sizes(config: Config) -> None:
+    """Every row that is moved or multiplied starts at a multiple of 16 bytes."""
+    workload = config.workload
+    elem_bytes = _ELEM_BYTES[workload.dtype]
+    keys = ["hidden"]
+    if config.operation in (
+        Operation.grouped_gemm,
+        Operation.dispatch_gemm,
+        Operation.gemm_combine,
+    ):
+        # The first GEMM stores rows of 2 x intermediate, the second loads rows of intermediate.
+        keys.append("intermediate")
+    for key in keys:
+        value = getattr(workload, key)
+        doubled = key == "intermediate" and config.operation is not Operation.gemm_combine
+        row_bytes = value * elem_bytes * (2 if doubled else 1)
+        step = 16 * value // math.gcd(16 * value, row_bytes)
+        allowed = f"rows of {row_bytes} bytes are no multiple of 16; use a multiple of {step}"
+        require(row_bytes % 16 == 0, f"workload.{key}", value, allowed)
+    has_count = workload.num_tokens is not None or config.routing.law is Law.trace
+    allowed = "only routing=trace brings a token count; type workload.num_tokens=N"
+    require(has_count, "workload.num_tokens", workload.num_tokens, allowed)
+
+
+def _check_experts(config: Config) -> None:
+    """Experts divide over ranks, and a token finds enough distinct ones."""
+    workload, routing, num_ranks = config.workload, config.routing, config.launch.num_ranks
+    num_experts, num_topk = workload.num_experts, workload.num_topk
+    allowed = f"must be a multiple of launch.num_ranks={num_ranks}"
+    require(num_experts % num_ranks == 0, "workload.num_experts", num_experts, allowed)
+    allowed = f"must be at most workload.num_experts={num_experts}"
+    require(num_topk <= num_experts, "workload.num_topk", num_topk, allowed)
+    num_local = num_experts // num_ranks
+    if isinstance(routing, AllLocalRouting):
+        allowed = f"routing=all_local finds {num_local} experts on a rank; lower it to that"
+        require(num_topk <= num_local, "workload.num_topk", num_topk, allowed)
+    if isinstance(routing, AllRemoteRouting):
+        allowed = "routing=all_remote needs 2 or more ranks"
+        require(num_ranks >= 2, "launch.num_ranks", num_ranks, allowed)
+        num_remote = num_experts - num_local
+        allowed = f"routing=all_remote finds {num_remote} experts on other ranks; lower it to that"
+        require(num_topk <= num_remote, "workload.num_topk", num_topk, allowed)
+    if isinstance(routing, HotExpertRouting):
+        hot, allowed = routing.hot_expert, f"must be in 0..{num_experts - 1}"
+        require(0 <= hot < num_experts, "routing.hot_expert", hot, allowed)
+    if isinstance(routing, HotRankRouting):
+        hot, allowed = routing.hot_rank, f"must be in 0..{num_ranks - 1}"
+        require(0 <= hot < num_ranks, "routing.hot_rank", hot, allowed)
+
+
+def _check_executor(config: Config) -> None:
+    """The host executor goes with hardware without GPUs, and has no copies or CTAs."""
+    fabric, hardware, kernel = config.launch.fabric, config.hardware, config.kernel
+    if hardware.num_gpus == 0:
+        allowed = f"hardware={hardware.name} has no GPU; use host, or choose another hardware"
+        require(fabric is Fabric.host, "launch.fabric", fabric, allowed)
+    else:
+        allowed = f"hardware={hardware.name} has GPUs; use another fabric, or type hardware=cpu"
+        require(fabric is not Fabric.host, "launch.fabric", fabric, allowed)
+    if fabric is Fabric.host and not isinstance(kernel, GroupedGemmKernel):
+        allowed = "the host executor has no {}; leave the key out, or choose hardware with a GPU"
+        require(kernel.copy is None, "kernel.copy", kernel.copy, allowed.format("copies"))
+        ctas = kernel.num_comm_ctas
+        require(ctas is None, "kernel.num_comm_ctas", ctas, allowed.format("CTAs"))

@@ -1,0 +1,57 @@
+"""Dispatch alone, the GEMM held out.
+
+Knows nothing of other operations.
+"""
+
+from tilepipe.config.schemas import Config
+from tilepipe.experiments.oracle import Oracle
+from tilepipe.experiments.session import Components, Session, whole_launch
+from tilepipe.experiments.trial import measure
+from tilepipe.fabric.host import HeapPlace
+from tilepipe.host.delays import NO_DELAYS, Delays
+from tilepipe.measure.gate import poison
+from tilepipe.records import RankRecord, Verdict
+
+__all__ = ["Dispatch", "run_rank"]
+
+
+class Dispatch:
+    """One contender: every row sent and received."""
+
+    contenders = ("dispatch",)
+    checked = ("dispatch",)
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._hidden = session.config.workload.hidden
+        self._oracle = Oracle(session.routing, rank=session.rank)
+
+    def prepare(self, contender: str, launch: int) -> None:
+        self._x = self.session.rows_to_send(launch, self._hidden)
+
+    def poison(self, contender: str) -> None:
+        poison(self.session.host.recv_x)
+
+    def run(self, contender: str) -> Components:
+        return whole_launch(self.session.host.dispatch(self._x))
+
+    def check(self, contender: str, launch: int, stage: str) -> list[Verdict]:
+        host = self.session.host
+        layout = host.current_plan.layout
+        return [
+            self._oracle.check_dispatched(
+                launch, host.recv_x, layout, contender=contender, stage=stage
+            )
+        ]
+
+    def counts(self) -> dict[str, int]:
+        return self.session.counts()
+
+
+def run_rank(
+    config: Config, *, rank: int, place: HeapPlace, delays: Delays = NO_DELAYS
+) -> RankRecord:
+    """Measure the operation on this rank, all ranks together."""
+    hidden = config.workload.hidden
+    session = Session(config, rank=rank, place=place, dispatch_hidden=hidden, delays=delays)
+    return measure(Dispatch(session))

@@ -1,0 +1,79 @@
+"""Gate, time, gate again: the same for every operation.
+
+Knows nothing of what an operation does; see `Trial` for what it must offer.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from tilepipe.experiments.session import Components, Session
+from tilepipe.measure.contenders import run_interleaved
+from tilepipe.records import RankRecord, Verdict
+
+__all__ = ["Trial", "measure"]
+
+
+class Trial(Protocol):
+    """One operation on one rank. Every rank calls the same methods in the same order."""
+
+    session: Session
+    contenders: tuple[str, ...]  # timed, interleaved
+    checked: tuple[str, ...]  # contenders whose outputs the oracle knows
+
+    def prepare(self, contender: str, launch: int) -> None:
+        """Write the inputs of a launch; outside every window."""
+
+    def poison(self, contender: str) -> None:
+        """Overwrite all that the contender will write."""
+
+    def run(self, contender: str) -> Components:
+        """Launch once and return the windows."""
+
+    def check(self, contender: str, launch: int, stage: str) -> list[Verdict]:
+        """Compare what the latest run of the contender, of that launch, has left."""
+
+    def counts(self) -> dict[str, int]:
+        """Figures of the plan and of the runs so far."""
+
+
+def measure(trial: Trial) -> RankRecord:
+    """Compare poisoned outputs, time, and compare what the last timed launches left.
+
+    With a failed gate on any rank no rank takes a sample.
+    """
+    heap, config = trial.session.host.heap, trial.session.config
+    launch = 1
+    verdicts: list[Verdict] = []
+    for contender in trial.checked:
+        # One payload for all, so that contenders may be compared with each other bit for bit.
+        trial.prepare(contender, launch)
+        trial.poison(contender)
+        heap.barrier()
+        trial.run(contender)
+        verdicts += trial.check(contender, launch, "before")
+    samples = ()
+    if heap.all_agree(all(verdict.passed for verdict in verdicts)):
+        last_launch: dict[str, int] = {}
+
+        def timed(contender: str) -> Mapping[str, tuple[int, int]]:
+            nonlocal launch
+            launch += 1
+            trial.prepare(contender, launch)
+            last_launch[contender] = launch
+            heap.barrier()
+            return trial.run(contender)
+
+        samples = run_interleaved(
+            {name: lambda _, name=name: timed(name) for name in trial.contenders},
+            num_warmups=config.measure.num_warmups,
+            num_iters=config.measure.num_iters,
+            barrier=heap.barrier,
+        )
+        for contender in trial.checked:
+            verdicts += trial.check(contender, last_launch[contender], "after")
+    return RankRecord(
+        rank=trial.session.rank,
+        samples=samples,
+        verdicts=tuple(verdicts),
+        counts=trial.counts(),
+    )

@@ -1,0 +1,1 @@
+"""Who the peers are: ranks and the memory they store into."""

@@ -1,0 +1,72 @@
+"""Bounded waits between rank processes: a limit, an abort word, one sentence when it ends.
+
+Knows nothing of what is waited for.
+"""
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["PeerAborted", "Watch", "WatchdogTimeout"]
+
+# A sleeping wait gives the interpreter lock and the core away; the first naps are short because a
+# row is often only microseconds out, the longest bounds how late a wait may notice.
+_FIRST_NAP_S = 20e-6
+_LONGEST_NAP_S = 200e-6
+
+
+class WatchdogTimeout(RuntimeError):
+    """A wait reached its limit; the message names rank, role, what was expected and seen."""
+
+
+class PeerAborted(RuntimeError):
+    """Another rank gave up first; its own error is the one to read."""
+
+
+class Watch:
+    """Waits of one rank. `abort` is its row of single-writer words, one per peer."""
+
+    def __init__(
+        self,
+        rank: int,
+        abort: NDArray[np.int64],  # (num_ranks,) nonzero once that peer has given up
+        limit_s: float,
+    ) -> None:
+        self._rank = rank
+        self._abort = abort
+        self._limit_s = limit_s
+
+    def until(
+        self,
+        ready: Callable[[], bool],
+        describe: Callable[[], str],
+        *,
+        limit_s: float | None = None,
+    ) -> None:
+        """Return once `ready()` is true; raise WatchdogTimeout or PeerAborted otherwise.
+
+        `describe()` is called at the limit only; it says what was awaited and what was seen.
+        """
+        if ready():
+            return
+        limit_s = self._limit_s if limit_s is None else limit_s
+        deadline = time.monotonic() + limit_s
+        nap = _FIRST_NAP_S
+        while True:
+            time.sleep(nap)
+            if ready():
+                return
+            self.check_peers()
+            if time.monotonic() > deadline:
+                raise WatchdogTimeout(
+                    f"rank {self._rank} waited {limit_s:g} s (launch.watchdog_ms): {describe()}"
+                )
+            nap = min(2 * nap, _LONGEST_NAP_S)
+
+    def check_peers(self) -> None:
+        """Raise PeerAborted when a peer has given up."""
+        gone = np.flatnonzero(self._abort)
+        if len(gone):
+            raise PeerAborted(f"rank {self._rank} stopped because rank {gone[0]} gave up")

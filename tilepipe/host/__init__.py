@@ -1,0 +1,1 @@
+"""The CPU executor: rank processes that push real rows through shared memory."""

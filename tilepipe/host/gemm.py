@@ -1,0 +1,72 @@
+"""Grouped GEMM on the host: output tiles in hand-out order, FP32 products of bf16 values.
+
+Knows nothing of flags; whoever calls says what to do before a tile's first read and after a store.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilepipe.schedule.plan import RankPlan
+from tilepipe.workload import bf16
+
+__all__ = ["GroupedGemm"]
+
+
+class GroupedGemm:
+    """Weights of one rank's experts and the tile loop over them."""
+
+    def __init__(
+        self,
+        weights: Sequence[NDArray[np.float32]],  # per local expert (N, K), values exact in bf16
+        *,
+        tile_n: int,
+    ) -> None:
+        self._weights = weights
+        self._tile_n = tile_n
+
+    def run(
+        self,
+        plan: RankPlan,
+        a: NDArray[np.uint16],  # (rows, K) bf16 bits, grouped by expert
+        out: NDArray[np.uint16],  # (rows, N) bf16 bits
+        *,
+        before_tile: Callable[[int], None] | None = None,
+        after_store: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Compute every output tile once.
+
+        `before_tile(m_tile)` runs before the first read of an M tile's rows,
+        `after_store(m_tile, n_tile)` after each stored output tile. Fused and unfused callers share
+        tile shape and K order, so their outputs are equal bit for bit.
+        """
+        staged: dict[int, NDArray[np.float32]] = {}
+        last_visit = {int(m): place for place, (m, _) in enumerate(plan.handout)}
+        tiles = plan.layout.tiles.tolist()
+        for place, (m_tile, n_tile) in enumerate(plan.handout.tolist()):
+            expert, first, valid = tiles[m_tile]
+            if m_tile not in staged:
+                if before_tile is not None:
+                    before_tile(m_tile)
+                staged[m_tile] = bf16.from_bits(a[first : first + valid])
+            columns = slice(n_tile * self._tile_n, (n_tile + 1) * self._tile_n)
+            product = staged[m_tile] @ self._weights[expert][columns].T
+            out[first : first + valid, columns] = bf16.to_bits(product)
+            if after_store is not None:
+                after_store(m_tile, n_tile)
+            if last_visit[m_tile] == place:
+                del staged[m_tile]
+
+    def run_per_expert(
+        self,
+        plan: RankPlan,
+        a: NDArray[np.uint16],  # (rows, K) bf16 bits, grouped by expert
+        out: NDArray[np.uint16],  # (rows, N) bf16 bits
+    ) -> None:
+        """One product an expert, as large as they come: what a BLAS does without tiles."""
+        layout = plan.layout
+        for expert, num_rows in enumerate(layout.expert_rows.tolist()):
+            first = int(layout.expert_first_row[expert])
+            rows = slice(first, first + num_rows)
+            out[rows] = bf16.to_bits(bf16.from_bits(a[rows]) @ self._weights[expert].T)

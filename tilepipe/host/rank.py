@@ -1,0 +1,442 @@
+"""One rank of the host executor: its memory, its gate, and the launches of every operation.
+
+Knows nothing of configuration, oracle or clocks beyond the stamps that a launch leaves.
+
+A launch runs two threads: the caller computes (waits for rows, multiplies, reduces), a second one
+sends. Both are joined before the launch returns, so the next launch's gate may promise its peers
+that every reader here has ended.
+"""
+
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilepipe.fabric.host import ArraySpec, HeapPlace, HostHeap
+from tilepipe.fabric.watch import PeerAborted
+from tilepipe.host.buffers import (
+    DispatchTarget,
+    HomeTarget,
+    dispatch_specs,
+    home_specs,
+    unpack_home,
+)
+from tilepipe.host.combine import CompletionQueue, Pusher, reduce_tokens, wait_home
+from tilepipe.host.delays import NO_DELAYS, pause
+from tilepipe.host.dispatch import Arrivals, send_rows
+from tilepipe.host.gemm import GroupedGemm
+from tilepipe.host.protocol import LaunchGate, gate_specs
+from tilepipe.schedule.layout import check_capacity, count_rows, row_capacity, tile_capacity
+from tilepipe.schedule.plan import RankPlan, make_rank_plan, plan_home, plan_returns
+from tilepipe.schedule.settings import PlanSettings
+
+__all__ = ["Form", "HostRank", "Shape", "Stamps"]
+
+
+class Form(Enum):
+    """How the parts of an operation meet in one launch; every form computes the same bits."""
+
+    fused = "fused"  # communication and GEMM at once, meeting at flags
+    sequential = "sequential"  # one after the other, nothing overlaps
+    gemm_all = "gemm_all"  # the GEMM with neither flags nor communication
+    gemm_flags = "gemm_flags"  # the GEMM looking at flags that are all set (dispatch -> GEMM)
+    gemm_publish = "gemm_publish"  # the GEMM raising flags that nobody reads (GEMM -> combine)
+    gemm_contended = "gemm_contended"  # the same, while communication runs into a spare buffer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Sizes that decide what is allocated, equal on all ranks; 0 where an operation has no use."""
+
+    max_tokens: int  # of any rank
+    dispatch_hidden: int = 0  # elements of a dispatched row
+    home_hidden: int = 0  # elements of a row that returns
+    tile_n: int = 256
+    capacity_factor: float | None = None
+    spare: bool = False  # keep spare buffers for Form.gemm_contended
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stamps:
+    """Moments of one launch on this rank, monotonic nanoseconds."""
+
+    start_ns: int  # the launch is asked for
+    planned_ns: int  # gate passed, plan made
+    computed_ns: int  # the computing thread has ended
+    sent_ns: int  # the sending thread has ended; equal to computed_ns where nothing is sent
+    early: int = 0  # fused: M tiles computed before the last row came, or pushes before the last tile
+
+    @property
+    def end_ns(self) -> int:
+        return max(self.computed_ns, self.sent_ns)
+
+
+class HostRank:
+    """Standing state of one rank between launches."""
+
+    def __init__(
+        self,
+        place: HeapPlace,
+        *,
+        rank: int,
+        settings: PlanSettings,
+        shape: Shape,
+        watchdog_s: float,
+        start_limit_s: float,
+    ) -> None:
+        """Reserve symmetric memory together with all peers; see HostHeap for what it raises."""
+        self.rank, self.settings, self.shape = rank, settings, shape
+        self.capacity = row_capacity(
+            settings, max_tokens=shape.max_tokens, capacity_factor=shape.capacity_factor
+        )
+        self.heap = HostHeap(
+            place,
+            rank=rank,
+            num_ranks=settings.num_ranks,
+            specs=self._specs(),
+            watchdog_s=watchdog_s,
+            start_limit_s=start_limit_s,
+        )
+        self.watch = self.heap.watch
+        fingerprint = zlib.crc32(repr((settings, shape)).encode())
+        self.gate = LaunchGate(self.heap, fingerprint=fingerprint)
+        self._suffixes = ("", "_spare") if shape.spare else ("",)
+        self._targets = [
+            DispatchTarget(self.heap, settings.granularity, suffix) for suffix in self._suffixes
+        ]
+        self._homes = [HomeTarget(self.heap, suffix) for suffix in self._suffixes]
+        self._queue = CompletionQueue(
+            settings, rows=self.capacity, tiles=tile_capacity(settings, self.capacity)
+        )
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"send-{rank}")
+        self.delays = NO_DELAYS
+        self.plan: RankPlan | None = None
+
+    def _specs(self) -> dict[str, ArraySpec]:
+        shape, settings = self.shape, self.settings
+        specs = gate_specs(settings.num_ranks, settings.num_experts)
+        for suffix in ("", "_spare") if shape.spare else ("",):
+            specs |= dispatch_specs(
+                settings, rows=self.capacity, hidden=shape.dispatch_hidden, suffix=suffix
+            )
+            specs |= home_specs(
+                settings, max_tokens=shape.max_tokens, hidden=shape.home_hidden, suffix=suffix
+            )
+        return specs
+
+    def set_routing(
+        self,
+        topk_idx: NDArray[np.int32],  # (num_tokens, num_topk) of this rank
+        topk_weights: NDArray[np.float32],  # (num_tokens, num_topk)
+    ) -> None:
+        """Routing of the launches that follow; takes effect at the next dispatch."""
+        self._topk_idx, self._topk_weights = topk_idx, topk_weights
+        self._rows_to = count_rows(topk_idx, self.settings.num_experts)
+
+    @property
+    def current_plan(self) -> RankPlan:
+        """The plan of the latest exchange."""
+        assert self.plan is not None, "no dispatch has been launched yet"
+        return self.plan
+
+    @property
+    def recv_x(self) -> NDArray[np.uint16]:  # (capacity, dispatch_hidden)
+        """Rows that this rank has received."""
+        return self._targets[0].x[self.rank]
+
+    def received_homes(
+        self,
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Receive rows that hold one, and their source rank, token and slot."""
+        tiles = self.current_plan.layout.tiles.astype(np.int64)
+        number = np.repeat(np.arange(len(tiles)), tiles[:, 2])
+        within = np.arange(len(number)) - (np.cumsum(tiles[:, 2]) - tiles[:, 2])[number]
+        rows = tiles[number, 1] + within
+        return rows, *unpack_home(self._targets[0].row_home[self.rank][rows])
+
+    def poison_home(self, value: int) -> None:
+        """Overwrite the rows that combine has brought home to this rank."""
+        self._homes[0].y[self.rank][...] = value
+
+    def close(self) -> None:
+        """End the sending thread; peers may still read this rank's memory."""
+        self._pool.shutdown(wait=True)
+
+    # Launches. Each runs on all ranks at once, in the same order.
+
+    def dispatch(self, x: NDArray[np.uint16]) -> Stamps:
+        """Send every row and wait for all that come here."""
+        start_ns, plan, arrivals = self._open_dispatch(spare=False)
+        planned_ns = time.monotonic_ns()
+        sending = self._sending(plan, x, self._targets[0])
+        return self._run(start_ns, planned_ns, compute=arrivals.wait_all, send=sending)
+
+    def dispatch_gemm(
+        self,
+        x: NDArray[np.uint16],  # (num_tokens, K)
+        gemm: GroupedGemm,
+        out: NDArray[np.uint16],  # (capacity, N)
+        form: Form,
+    ) -> Stamps:
+        """Dispatch and multiply what arrives; see Form for the variants."""
+        if form is Form.gemm_all:
+            return self.grouped_gemm(self.recv_x, gemm, out)
+        contended = form is Form.gemm_contended
+        start_ns, plan, arrivals = self._open_dispatch(spare=contended)
+        if form in (Form.gemm_flags, Form.gemm_contended):
+            arrivals.preset()
+        planned_ns = time.monotonic_ns()
+        early, first_tile = _Early(arrivals, plan), threading.Event()
+
+        def compute() -> None:
+            if form is Form.sequential:
+                arrivals.wait_all()
+            pause(self.delays.gemm_ms)
+            before = None if form is Form.sequential else arrivals.wait_tile
+            if form is Form.fused:
+                before = early.watching(arrivals.wait_tile)
+            gemm.run(
+                plan, self.recv_x, out, before_tile=before, after_store=lambda *_: first_tile.set()
+            )
+            first_tile.set()
+
+        target = self._targets[1 if contended else 0]
+        sending = None
+        if form is not Form.gemm_flags:
+            sending = self._sending(plan, x, target, first_tile)
+        stamps = self._run(start_ns, planned_ns, compute=compute, send=sending)
+        return _with_early(stamps, early.num_early)
+
+    def grouped_gemm(
+        self, a: NDArray[np.uint16], gemm: GroupedGemm, out: NDArray[np.uint16]
+    ) -> Stamps:
+        """Multiply rows that lie here already; no flags, no communication, no gate."""
+        start_ns = time.monotonic_ns()
+
+        def compute() -> None:
+            pause(self.delays.gemm_ms)
+            gemm.run(self.current_plan, a, out)
+
+        return self._run(start_ns, start_ns, compute=compute, send=None)
+
+    def combine(
+        self,
+        y: NDArray[np.uint16],  # (capacity, home_hidden), rows in receive order
+        out: NDArray[np.uint16],  # (num_tokens, home_hidden)
+    ) -> Stamps:
+        """Push every row home and reduce the tokens of this rank as they complete."""
+        start_ns, pusher = self._open_combine(y, spare=False)
+        planned_ns = time.monotonic_ns()
+        return self._run(start_ns, planned_ns, compute=self._reducing(out), send=pusher.push_all)
+
+    def push(self, y: NDArray[np.uint16]) -> Stamps:  # (capacity, home_hidden)
+        """Push every row home and wait for all that come here; nothing is reduced."""
+        start_ns, pusher = self._open_combine(y, spare=False)
+        planned_ns = time.monotonic_ns()
+
+        def wait() -> None:
+            wait_home(self._homes[0], self._home_plan, self.watch, epoch=self.gate.epoch)
+
+        return self._run(start_ns, planned_ns, compute=wait, send=pusher.push_all)
+
+    def reduce(self, out: NDArray[np.uint16]) -> Stamps:
+        """Reduce rows that an earlier combine brought home; no gate, nothing is waited for."""
+        start_ns = time.monotonic_ns()
+        return self._run(start_ns, start_ns, compute=self._reducing(out), send=None)
+
+    def gemm_combine(
+        self,
+        a: NDArray[np.uint16],  # (capacity, K), rows in receive order
+        gemm: GroupedGemm,
+        y: NDArray[np.uint16],  # (capacity, home_hidden), written
+        out: NDArray[np.uint16],  # (num_tokens, home_hidden)
+        form: Form,
+    ) -> Stamps:
+        """Multiply, push rows home as they are finished, reduce; see Form for the variants."""
+        if form is Form.gemm_all:
+            return self.grouped_gemm(a, gemm, y)
+        start_ns, pusher = self._open_combine(y, spare=form is Form.gemm_contended)
+        plan, queue = self.current_plan, self._queue
+        queue.open(plan.layout, self.gate.epoch)
+        planned_ns = time.monotonic_ns()
+        computed = threading.Event()
+        pushed_before_last = 0
+
+        def compute() -> None:
+            nonlocal pushed_before_last
+            pause(self.delays.gemm_ms)
+            after = None if form is Form.sequential else queue.tile_stored
+            gemm.run(plan, a, y, after_store=after)
+            pushed_before_last = pusher.num_pushed
+            computed.set()
+            if form in (Form.fused, Form.sequential):
+                self._reducing(out)()
+
+        def send() -> None:
+            if form is Form.sequential:
+                self.watch.until(computed.is_set, lambda: "role push: the GEMM has not ended")
+                pusher.push_all()
+            else:
+                pusher.push_as_completed(queue)
+
+        sending = None if form is Form.gemm_publish else send
+        stamps = self._run(start_ns, planned_ns, compute=compute, send=sending)
+        return _with_early(stamps, pushed_before_last if form is Form.fused else 0)
+
+    # Parts of launches.
+
+    def _open_dispatch(self, *, spare: bool) -> tuple[int, RankPlan, Arrivals]:
+        """Pass the gate, make the plan; the waits are those of the main buffers."""
+        start_ns = time.monotonic_ns()
+        pause(self.delays.entry_ms)
+        targets = self._targets if spare else self._targets[:1]
+        counts = self.gate.exchange(
+            self._rows_to, [words for target in targets for words in target.counters()]
+        )
+        check_capacity(counts, self.settings, self.capacity)
+        epoch = self.gate.epoch
+        plan = make_rank_plan(self.rank, self._topk_idx, counts, self.settings, epoch=epoch)
+        self.plan = plan
+        arrivals = Arrivals(
+            plan, self._targets[0], self.watch, epoch=epoch, delays=self.delays
+        )
+        return start_ns, plan, arrivals
+
+    def _open_combine(self, y: NDArray[np.uint16], *, spare: bool) -> tuple[int, Pusher]:
+        """Pass the gate on the plan of the latest dispatch, order the way back."""
+        start_ns = time.monotonic_ns()
+        pause(self.delays.entry_ms)
+        homes = self._homes if spare else self._homes[:1]
+        self.gate.reopen([words for home in homes for words in home.counters()])
+        epoch, plan, settings = self.gate.epoch, self.current_plan, self.settings
+        row_home = self._targets[0].row_home[self.rank]
+        rank, token, _ = unpack_home(row_home[: plan.layout.extent])
+        tickets = plan_returns(
+            plan.layout, rank.astype(np.int32), token.astype(np.int32), settings, epoch=epoch
+        )
+        self._home_plan = plan_home(self._topk_idx, settings)
+        pusher = Pusher(
+            settings,
+            plan,
+            tickets,
+            row_home,
+            y,
+            homes[-1],
+            self._home_plan,
+            self.watch,
+            chunk_columns=self._chunk_columns(),
+            epoch=epoch,
+            delays=self.delays,
+        )
+        return start_ns, pusher
+
+    def _chunk_columns(self) -> list[slice]:
+        """Columns of each N chunk."""
+        settings, tile_n = self.settings, self.shape.tile_n
+        chunks = [settings.chunk_of_n_tile(n) for n in range(settings.num_n_tiles)]
+        starts = [chunks.index(chunk) * tile_n for chunk in range(settings.num_chunks)]
+        return [slice(a, b) for a, b in zip(starts, [*starts[1:], self.shape.home_hidden], strict=True)]
+
+    def _sending(
+        self,
+        plan: RankPlan,
+        x: NDArray[np.uint16],
+        target: DispatchTarget,
+        first_tile: threading.Event | None = None,
+    ) -> Callable[[], None]:
+        return lambda: send_rows(
+            plan,
+            x,
+            target,
+            self.watch,
+            epoch=self.gate.epoch,
+            num_experts_per_rank=self.settings.num_experts_per_rank,
+            delays=self.delays,
+            first_tile_computed=first_tile,
+        )
+
+    def _reducing(self, out: NDArray[np.uint16]) -> Callable[[], None]:
+        return lambda: reduce_tokens(
+            self._homes[0],
+            self._home_plan,
+            self._topk_idx,
+            self._topk_weights,
+            out,
+            self.watch,
+            epoch=self.gate.epoch,
+            delays=self.delays,
+        )
+
+    def _run(
+        self,
+        start_ns: int,
+        planned_ns: int,
+        *,
+        compute: Callable[[], None],
+        send: Callable[[], None] | None,
+    ) -> Stamps:
+        """Run both threads to their end; a failure of either stops the other and all peers."""
+        sending = None if send is None else self._pool.submit(self._guarded, send)
+        try:
+            compute()
+            computed_ns = time.monotonic_ns()
+            sent_ns = computed_ns if sending is None else sending.result()
+        except BaseException as error:
+            self.heap.abort()
+            cause = _first_cause(error, sending)
+            if cause is error:
+                raise
+            raise cause from None
+        return Stamps(
+            start_ns=start_ns, planned_ns=planned_ns, computed_ns=computed_ns, sent_ns=sent_ns
+        )
+
+    def _guarded(self, send: Callable[[], None]) -> int:
+        """Send and stamp the end; on failure the computing thread must not wait for the rows."""
+        try:
+            send()
+        except BaseException:
+            self.heap.abort()
+            raise
+        return time.monotonic_ns()
+
+
+class _Early:
+    """Counts M tiles that the GEMM took up before the last row had arrived."""
+
+    def __init__(self, arrivals: Arrivals, plan: RankPlan) -> None:
+        self._arrivals, self._total = arrivals, plan.layout.num_rows
+        self._all_here = False
+        self.num_early = 0
+
+    def watching(self, wait_tile: Callable[[int], None]) -> Callable[[int], None]:
+        def wait_and_count(tile: int) -> None:
+            wait_tile(tile)
+            self._all_here = self._all_here or self._arrivals.num_arrived() >= self._total
+            self.num_early += not self._all_here
+
+        return wait_and_count
+
+
+def _with_early(stamps: Stamps, early: int) -> Stamps:
+    return Stamps(
+        start_ns=stamps.start_ns,
+        planned_ns=stamps.planned_ns,
+        computed_ns=stamps.computed_ns,
+        sent_ns=stamps.sent_ns,
+        early=early,
+    )
+
+
+def _first_cause(error: BaseException, sending: "Future[int] | None") -> BaseException:
+    """The error to report: that of the sending thread where this one merely followed it."""
+    other = None if sending is None else sending.exception()
+    if isinstance(error, PeerAborted) and other is not None:
+        return other
+    return error

@@ -1,0 +1,1 @@
+"""From points to rows: rank processes, limits, failures."""

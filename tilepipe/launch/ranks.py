@@ -1,0 +1,176 @@
+"""Start the rank processes of one point and bring back what they hand over.
+
+Knows nothing of results on disk; torch's elastic agent starts, watches and ends the processes.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tilepipe.launch.limits import WallClockExceeded, wall_clock
+from tilepipe.launch.worker import Job, failure_paths, rank_main
+from tilepipe.records import Point, RankRecord, Status
+
+__all__ = ["Interrupted", "RanksFailed", "start_ranks"]
+
+# Seconds that ranks get to end by themselves at their limit, before the agent ends them.
+_GRACE_S = 30.0
+_LOG_LINES = 12
+# One BLAS thread a rank: ranks share the cores, and results must not depend on how many there are.
+_THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+class Interrupted(Exception):
+    """The user, or the system, asked this process to end."""
+
+
+@dataclass
+class RanksFailed(Exception):
+    """A point that did not end well; `reason` is one sentence, `log` the first rank's last lines."""
+
+    status: Status
+    reason: str
+    log: str
+
+
+def start_ranks(
+    point: Point,
+    *,
+    log_dir: Path,
+    spill_dir: Path,  # takes symmetric memory that /dev/shm has no room for
+    entry: Callable[[Job], RankRecord] = rank_main,
+) -> tuple[RankRecord, ...]:
+    """Run `entry` on every rank of a point and return what they hand over, by rank.
+
+    Raises RanksFailed, or Interrupted when a signal ended it.
+    """
+    # Here and not above: the first point pays for torch, a dry look at the configuration does not.
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    launch = point.config["launch"]
+    limit_s = float(launch["time_limit_s"])
+    job = {
+        "config": point.config,
+        "log_dir": str(log_dir),
+        "heap_token": uuid.uuid4().hex,
+        "shm_dir": "/dev/shm",
+        "spill_dir": str(spill_dir),
+        "time_limit_s": limit_s,
+    }
+    elastic_dir = log_dir / "elastic"
+    os.environ.update(_THREADS)
+    try:
+        with wall_clock(limit_s + _GRACE_S):
+            returned = _elastic(int(launch["num_ranks"]), elastic_dir, entry)(job)
+    except WallClockExceeded:
+        _keep_logs(elastic_dir, log_dir)
+        reason = f"launch.time_limit_s={limit_s:g}: the point did not end in time and was stopped"
+        raise RanksFailed(Status.timeout, reason, "") from None
+    except SignalException as error:
+        raise Interrupted(signal.Signals(error.sigval).name) from None
+    except ChildFailedError as error:
+        _keep_logs(elastic_dir, log_dir)
+        exits = {rank: failure.exitcode for rank, failure in error.failures.items()}
+        first = error.get_first_failure()[0]
+        raise _explain(log_dir, exits, first, limit_s) from None
+    _keep_logs(elastic_dir, log_dir)
+    return tuple(record for _, record in sorted(returned.items()))
+
+
+def _elastic(num_ranks: int, log_dir: Path, entry: Callable[[Job], RankRecord]) -> Any:
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    # Every failure becomes a row with its reason; the agent's own account of it is noise.
+    for name in ("torch.distributed", "torch.multiprocessing.spawn", "torchelastic-events-null"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    log_dir.mkdir(parents=True, exist_ok=True)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=num_ranks,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        run_id=uuid.uuid4().hex,
+        max_restarts=0,
+        monitor_interval=0.1,
+        start_method="spawn",
+        logs_specs=DefaultLogsSpecs(log_dir=str(log_dir), redirects=Std.ALL),
+    )
+    return elastic_launch(config, entry)
+
+
+def _keep_logs(elastic_dir: Path, log_dir: Path) -> None:
+    """One log a rank in place of the agent's tree."""
+    for stdout in sorted(elastic_dir.glob("*/attempt_0/*/stdout.log")):
+        text = stdout.read_text(errors="replace")
+        text += stdout.with_name("stderr.log").read_text(errors="replace")
+        (log_dir / f"rank{stdout.parent.name}.log").write_text(text)
+    shutil.rmtree(elastic_dir, ignore_errors=True)
+
+
+def _explain(log_dir: Path, exits: dict[int, int], first: int, limit_s: float) -> RanksFailed:
+    """The failure that came first; ranks that merely followed another are passed over."""
+    failures = _failures(log_dir)
+    causes = {rank: f for rank, f in failures.items() if "PeerAborted" not in f["kinds"]}
+    if causes:
+        rank = min(causes, key=lambda rank: int(causes[rank]["time_ns"]))
+        failure = causes[rank]
+        log = _last_lines(str(failure["traceback"]).splitlines())
+        return RanksFailed(_status_of(failure["kinds"]), _sentence(rank, failure), log)
+    lines = _log_of(log_dir, first)
+    log = _last_lines(lines)
+    if any(line.startswith("Timeout (") for line in lines):
+        reason = f"launch.time_limit_s={limit_s:g}: rank {first} had not ended; its stack is in its log"
+        return RanksFailed(Status.timeout, reason, log)
+    code = exits[first]
+    if code == -signal.SIGKILL:
+        reason = f"rank {first} was killed by SIGKILL, most often because memory ran out"
+        return RanksFailed(Status.oom, reason, log)
+    how = f"died by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    return RanksFailed(Status.runtime_error, f"rank {first} {how}; see its log", log)
+
+
+def _failures(log_dir: Path) -> dict[int, dict[str, Any]]:
+    """What ranks that raised have written; one that was ended while writing tells nothing."""
+    found = {}
+    for path in sorted(failure_paths(log_dir)):
+        with contextlib.suppress(json.JSONDecodeError):
+            failure = json.loads(path.read_text(encoding="utf-8"))
+            found[int(failure["rank"])] = failure
+    return found
+
+
+def _status_of(kinds: Sequence[str]) -> Status:
+    if "MemoryError" in kinds or "HeapFull" in kinds:
+        return Status.oom
+    if "WatchdogTimeout" in kinds or "TimeoutError" in kinds:
+        return Status.timeout
+    return Status.runtime_error
+
+
+def _sentence(rank: int, failure: dict[str, Any]) -> str:
+    """What a user typed is told as it is; anything else names the rank and the kind of error."""
+    message = " ".join(str(failure["message"]).split()) or "no message"
+    spoken = ("ValueError", "HeapFull", "WatchdogTimeout", "TimeoutError")
+    if set(spoken) & set(failure["kinds"]):
+        return message.removeprefix("[Errno 28] ")
+    return f"rank {rank}: {failure['kinds'][0]}: {message}"
+
+
+def _log_of(log_dir: Path, rank: int) -> list[str]:
+    path = log_dir / f"rank{rank}.log"
+    return path.read_text(errors="replace").splitlines() if path.exists() else []
+
+
+def _last_lines(lines: Sequence[str]) -> str:
+    return "\n".join(lines[-_LOG_LINES:])

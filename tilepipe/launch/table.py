@@ -1,0 +1,139 @@
+"""What a sweep shows on the screen: a line a point, then tables.
+
+Knows nothing of files; the same numbers, with their intervals, stand in the Parquet files.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from tilepipe.records import Outcome, Status
+from tilepipe.results.pointfile import command_of
+from tilepipe.results.summary import summary_rows
+
+__all__ = ["breakdown_table", "progress_line", "summary_table"]
+
+# Column of summary.parquet -> its heading; a column is shown where points differ in it.
+_AXES = {
+    "hardware": "hardware",
+    "num_ranks": "ranks",
+    "num_tokens_total": "tokens",
+    "hidden": "hidden",
+    "intermediate": "interm.",
+    "num_experts": "experts",
+    "num_topk": "topk",
+    "law": "routing",
+    "routing_seed": "seed",
+    "routing_layer": "layer",
+    "order": "order",
+    "granularity": "granul.",
+    "home_granularity": "home",
+    "layout": "layout",
+    "copy": "copy",
+    "num_comm_ctas": "CTAs",
+    "tile_m": "tile_m",
+    "tile_n": "tile_n",
+    "capacity_factor": "capacity",
+}
+# Shown even where all points agree: without it no line says how large the point was.
+_ALWAYS = ("num_tokens_total",)
+# Of the point's own contender.
+_FIGURES = {
+    "logical_gbps": "logical GB/s",
+    "wire_gbps": "wire GB/s",
+    "tflops": "TFLOP/s",
+    "efficiency": "effic.",
+    "speedup": "speed-up",
+}
+# The contender whose figures stand in the table: the fused form where there is one.
+_MAIN = {"dispatch_gemm": "fused", "gemm_combine": "fused", "grouped_gemm": "gemm_all"}
+
+
+def progress_line(outcome: Outcome, *, number: int, total: int) -> str:
+    """One line when a point has ended."""
+    told = command_of(outcome.point).partition("tilepipe.run")[2].strip() or outcome.point.name
+    line = f"[{number}/{total}] {outcome.status.name}: {told}"
+    return line if outcome.status is Status.ok else f"{line}: {outcome.reason}"
+
+
+def summary_table(outcomes: Sequence[Outcome]) -> Table:
+    """One row per point: median time of each contender, figures, imbalance."""
+    by_point = [summary_rows([outcome]) for outcome in outcomes]
+    firsts = [rows[0] for rows in by_point]
+    axes = _shown_axes(firsts)
+    contenders = _in_order(row["contender"] for rows in by_point for row in rows)
+    mains = [_main_row(rows) for rows in by_point]
+    figures = [key for key in _FIGURES if any(row[key] is not None for row in mains)]
+    table = Table(title=_title(firsts, "median of the slowest rank, ms"))
+    for axis in axes:
+        table.add_column(_AXES[axis], justify="right")
+    table.add_column("status")
+    for name in contenders:
+        table.add_column(name.replace("_", " "), justify="right")
+    for key in figures:
+        table.add_column(_FIGURES[key], justify="right")
+    table.add_column("max/mean expert", justify="right")
+    table.add_column("max/mean rank", justify="right")
+    for rows, main in zip(by_point, mains, strict=True):
+        times = {row["contender"]: row["median_ns"] for row in rows}
+        table.add_row(
+            *(_cell(main[axis]) for axis in axes),
+            main["status"],
+            *(_ms(times.get(name)) for name in contenders),
+            *(_number(main[key]) for key in figures),
+            _number(main["expert_max_over_mean"]),
+            _number(main["rank_max_over_mean"]),
+        )
+    return table
+
+
+def breakdown_table(outcomes: Sequence[Outcome]) -> Table:
+    """Terms of the fused contender; a row's terms add up to its e2e."""
+    timed = [outcome for outcome in outcomes if outcome.terms]
+    firsts = [summary_rows([outcome])[0] for outcome in timed]
+    axes = _shown_axes(firsts)
+    names = _in_order(term.term for outcome in timed for term in outcome.terms)
+    table = Table(title=_title(firsts, "breakdown of fused, ms: e2e is the sum of the other terms"))
+    for axis in axes:
+        table.add_column(_AXES[axis], justify="right")
+    for name in names:
+        table.add_column(name.replace("_", " "), justify="right")
+    for outcome, row in zip(timed, firsts, strict=True):
+        values = {term.term: term.interval for term in outcome.terms}
+        cells = [_ms(None if (found := values.get(name)) is None else found.value) for name in names]
+        table.add_row(*(_cell(row[axis]) for axis in axes), *cells)
+    return table
+
+
+def _main_row(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    wanted = _MAIN.get(rows[0]["operation"], rows[0]["operation"])
+    return next((row for row in rows if row["contender"] == wanted), rows[0])
+
+
+def _title(rows: Sequence[Mapping[str, Any]], what: str) -> str:
+    executors = ", ".join(sorted({row["executor"] for row in rows}))
+    ranks = ", ".join(str(count) for count in sorted({row["num_ranks"] for row in rows}))
+    return f"{rows[0]['name']} (executor {executors}, ranks {ranks}): {what}"
+
+
+def _shown_axes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [
+        axis for axis in _AXES if axis in _ALWAYS or len({row[axis] for row in rows}) > 1
+    ]
+
+
+def _in_order(names: Any) -> list[str]:
+    return list(dict.fromkeys(name for name in names if name is not None))
+
+
+def _cell(value: Any) -> str:
+    return "-" if value is None else str(value)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _ms(value_ns: int | None) -> str:
+    return "-" if value_ns is None else f"{value_ns / 1e6:.2f}"

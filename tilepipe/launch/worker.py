@@ -1,0 +1,86 @@
+"""Entry of a rank process.
+
+Knows no operation by import: it loads the one that its point names.
+"""
+
+import faulthandler
+import importlib
+import json
+import logging
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tilepipe.config.schemas import config_from_dict
+from tilepipe.fabric.host import HeapPlace
+from tilepipe.fabric.watch import PeerAborted
+from tilepipe.records import RankRecord
+
+__all__ = ["Job", "at_job_boundary", "failure_paths", "rank_main"]
+
+# What a rank is told: config (resolved container), log_dir, heap_token, shm_dir, spill_dir,
+# time_limit_s; plain values, since it travels to a fresh process.
+Job = dict[str, Any]
+
+# Threads of one rank hand the interpreter over after this long at the latest. Python's 5 ms would
+# make a computing thread wait for a whole tile's worth of sends.
+_SWITCH_INTERVAL_S = 50e-6
+_FOLLOWER_WAIT_S = 2.0
+
+
+def failure_paths(log_dir: Path) -> list[Path]:
+    """Files in which ranks that raised say why."""
+    return list(log_dir.glob("failure-*.json"))
+
+
+def rank_main(job: Job) -> RankRecord:
+    """Run the point of `job` on this rank."""
+    return at_job_boundary(job, _run_point)
+
+
+def at_job_boundary(job: Job, body: Callable[[Job, int], RankRecord]) -> RankRecord:
+    """Run `body(job, rank)` under the point's time limit.
+
+    A failure is written to the log folder before it ends the process, so that the driver learns its
+    kind and sentence whatever becomes of the other ranks.
+    """
+    rank = int(os.environ["RANK"])
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(job["time_limit_s"], exit=True)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    logging.basicConfig(level=logging.INFO, format=f"[{rank}] %(message)s")
+    try:
+        record = body(job, rank)
+    # The job boundary: whatever a point raises becomes its row.
+    except Exception as error:
+        failure = {
+            "rank": rank,
+            "kinds": [kind.__name__ for kind in type(error).__mro__],
+            "message": str(error),
+            "time_ns": time.time_ns(),
+            "traceback": traceback.format_exc(),
+        }
+        path = Path(job["log_dir"], f"failure-{rank}.json")
+        path.write_text(json.dumps(failure), encoding="utf-8")
+        if isinstance(error, PeerAborted):
+            # The first rank to end takes the others with it: the one that gave up must be heard.
+            time.sleep(_FOLLOWER_WAIT_S)
+        raise
+    faulthandler.cancel_dump_traceback_later()
+    return record
+
+
+def _run_point(job: Job, rank: int) -> RankRecord:
+    config = config_from_dict(job["config"])
+    operation = importlib.import_module(f"tilepipe.experiments.{config.operation.name}")
+    place = HeapPlace(
+        token=job["heap_token"],
+        shm_dir=Path(job["shm_dir"]),
+        spill_dir=Path(job["spill_dir"]),
+    )
+    record: RankRecord = operation.run_rank(config, rank=rank, place=place)
+    return record

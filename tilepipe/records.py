@@ -1,0 +1,107 @@
+"""Frozen records that every part exchanges: points, samples, verdicts.
+
+Knows nothing of Hydra, torch, Parquet or how a number was measured.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+__all__ = ["BreakdownTerm", "Interval", "Outcome", "Point", "RankRecord", "Sample", "Status", "Verdict"]
+
+
+class Status(Enum):
+    """How a point ended; only `ok` rows may carry times."""
+
+    ok = "ok"  # every gate passed and every sample was taken
+    incorrect = "incorrect"  # an output differed from the oracle; no time is kept
+    compile_error = "compile_error"  # a kernel did not compile
+    runtime_error = "runtime_error"  # a rank raised, or a value could not be run
+    timeout = "timeout"  # the wall-clock limit or a watchdog ended it
+    oom = "oom"  # memory ran out: host, device, /dev/shm or disk
+    skipped = "skipped"  # the machine lacks the hardware this point names
+    unsupported = "unsupported"  # this version has no code for the point
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One composed configuration, ready to run; `config` is the resolved plain container."""
+
+    name: str
+    operation: str
+    executor: str  # host or cuda
+    config: dict[str, Any]
+    choices: dict[str, str]  # Hydra group -> chosen option
+    overrides: tuple[str, ...]  # the words after `python -m tilepipe.run` that compose it again
+    config_id: str
+    build_id: str
+
+    @property
+    def folder(self) -> str:
+        """Name of the point's folder below `<results_dir>/<name>/`."""
+        return f"{self.config_id}-{self.build_id}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One launch of one contender on one rank."""
+
+    contender: str
+    component: str  # e2e, plan or stage: what lies inside the window
+    iteration: int
+    start_ns: int  # on the host's monotonic clock, common to the ranks of one host
+    duration_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What comparing one output with the oracle found."""
+
+    contender: str
+    stage: str  # before or after the timed loop
+    passed: bool
+    num_values: int
+    num_wrong: int
+    max_error: float
+    detail: str  # empty when passed, else the first difference in words
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRecord:
+    """All that one rank hands back to the driver."""
+
+    rank: int
+    samples: tuple[Sample, ...]
+    verdicts: tuple[Verdict, ...]
+    counts: dict[str, int]  # recv_rows, num_tiles, num_tickets, wire_bytes and the like
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A figure with its 95 % interval, in the figure's own unit."""
+
+    value: int
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class BreakdownTerm:
+    """One term of a breakdown, int64 nanoseconds; `interval` is None where nothing was measured."""
+
+    term: str
+    interval: Interval | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A finished point: what becomes its row."""
+
+    point: Point
+    status: Status
+    reason: str  # one sentence; empty when ok
+    records: tuple[RankRecord, ...] = ()
+    terms: tuple[BreakdownTerm, ...] = ()
+    figures: dict[str, float] = field(default_factory=dict)  # imbalance, efficiency, bandwidths
+    started_utc: str = ""
+    ended_utc: str = ""

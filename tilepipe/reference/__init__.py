@@ -1,0 +1,1 @@
+"""What the operations mean, in FP32 NumPy; no executor imports it."""

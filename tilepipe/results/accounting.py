@@ -1,0 +1,99 @@
+"""From what the ranks of a point measured to its breakdown and figures.
+
+Knows nothing of files; which contender stands for which stage is said here and nowhere else.
+"""
+
+from collections.abc import Sequence
+
+from tilepipe.records import BreakdownTerm, Point, RankRecord
+from tilepipe.measure.stats import integer_median
+from tilepipe.results.breakdown import breakdown_terms, overlap_figures
+from tilepipe.results.summary import Series, rate_figures, slowest_rank
+
+__all__ = ["account"]
+
+# operation -> name of a breakdown's series -> (contender, component) that measured it
+_SERIES = {
+    "dispatch_gemm": {
+        "e2e": ("fused", "e2e"),
+        "plan": ("fused", "plan"),
+        "gemm_all": ("gemm_all", "stage"),
+        "gemm_flags": ("gemm_flags", "stage"),
+        "gemm_contended": ("gemm_contended", "stage"),
+    },
+    "gemm_combine": {
+        "e2e": ("fused", "e2e"),
+        "plan": ("fused", "plan"),
+        "gemm_all": ("gemm_all", "stage"),
+        "gemm_publish": ("gemm_publish", "stage"),
+        "gemm_contended": ("gemm_contended", "stage"),
+    },
+}
+_COMMUNICATION = {"dispatch_gemm": "dispatch", "gemm_combine": "push"}
+# Contenders whose time is that of moving rows; the others multiply, the fused ones do both.
+_MOVING = ("dispatch", "combine", "push")
+_MULTIPLYING = ("gemm_all", "blas_per_expert", "fused", "sequential")
+
+
+def account(
+    point: Point, records: Sequence[RankRecord]
+) -> tuple[tuple[BreakdownTerm, ...], dict[str, float]]:
+    """Terms of the breakdown (none where the operation has none) and figures of a point.
+
+    Without samples only the figures of routing and bytes are there.
+    """
+    figures = _point_figures(point, records)
+    series = slowest_rank(records)
+    if not series:
+        return (), figures
+    terms: tuple[BreakdownTerm, ...] = ()
+    if point.operation in _SERIES:
+        named = {name: series[key] for name, key in _SERIES[point.operation].items()}
+        terms = breakdown_terms(point.operation, named)
+        figures |= _overlap(point.operation, series)
+    return terms, figures | _rates(point, records, series)
+
+
+def _point_figures(point: Point, records: Sequence[RankRecord]) -> dict[str, float]:
+    counts = records[0].counts
+    names = ("logical_bytes", "dedup_bytes", "wire_bytes", "flops")
+    figures = {name: float(counts[name]) for name in names if name in counts}
+    rows = counts["all_rows"]
+    if rows:
+        num_experts = int(point.config["workload"]["num_experts"])
+        figures["expert_max_over_mean"] = counts["max_expert_rows"] * num_experts / rows
+        figures["rank_max_over_mean"] = counts["max_rank_rows"] * len(records) / rows
+    return figures
+
+
+def _overlap(operation: str, series: Series) -> dict[str, float]:
+    reduce = series.get(("reduce", "stage"))
+    return overlap_figures(
+        "fused",
+        fused=series["fused", "stage"],
+        sequential=series["sequential", "stage"],
+        gemm_all=series["gemm_all", "stage"],
+        comm=series[_COMMUNICATION[operation], "stage"],
+        last_reduce_ns=0 if reduce is None else int(integer_median(reduce)),
+    )
+
+
+def _rates(point: Point, records: Sequence[RankRecord], series: Series) -> dict[str, float]:
+    counts = records[0].counts
+    figures: dict[str, float] = {}
+    for (contender, component), times in series.items():
+        # A rate belongs to the work, so the plan is left out of its time.
+        if component != "stage":
+            continue
+        names: tuple[str, ...] = ()
+        if contender in _MOVING:
+            names = ("logical_bytes", "dedup_bytes", "wire_bytes")
+        elif contender in _MULTIPLYING:
+            names = ("flops",)
+        figures |= rate_figures(
+            contender,
+            median_ns=int(integer_median(times)),
+            num_ranks=len(records),
+            all_ranks={name: counts[name] for name in names},
+        )
+    return figures

@@ -1,0 +1,144 @@
+"""Split an end-to-end time into terms that add up to it, and judge the overlap.
+
+Knows nothing of files, ranks or how contenders were run; sees one time per iteration.
+
+    dispatch_gemm   e2e = plan + gemm_all + sm_tax + sync_tax    + contention + late
+    gemm_combine    e2e = plan + gemm_all + sm_tax + publish_tax + contention + tail
+
+Each term is the difference of two integer medians, one step of a ladder from plan to e2e, so the
+sum holds in integers whatever was measured. That makes it no proof of anything by itself. The host
+executor has no SMs to give away: sm_tax is not measured there and the step over it is empty.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilepipe.measure.stats import (
+    MIN_VALUES_FOR_INTERVAL,
+    bootstrap_medians,
+    integer_median,
+    paired_ratio,
+    resample_idx,
+)
+from tilepipe.records import BreakdownTerm, Interval
+from tilepipe.results.schema import TERMS
+
+__all__ = ["breakdown_interval_kind", "breakdown_terms", "overlap_figures", "terms_error"]
+
+SEED = 20_261_129  # fixed: equal samples give equal intervals
+NUM_RESAMPLES = 1_000
+
+# operation -> (series that holds the GEMM with flags, the term it brings, the term of the rest)
+_LADDERS = {
+    "dispatch_gemm": ("gemm_flags", "sync_tax", "late"),
+    "gemm_combine": ("gemm_publish", "publish_tax", "tail"),
+}
+
+
+def breakdown_terms(
+    operation: str,
+    series: Mapping[str, NDArray[np.int64]],  # one slowest-rank time per iteration each
+) -> tuple[BreakdownTerm, ...]:
+    """e2e first, then its terms, in the order of the module docstring.
+
+    Takes the series e2e, plan, gemm_all, gemm_contended and gemm_flags (dispatch_gemm) or
+    gemm_publish (gemm_combine); others are ignored. Iteration i of each must be of one rotation.
+    """
+    flagged, tax, rest = _LADDERS[operation]
+    names = ("e2e", "plan", "gemm_all", flagged, "gemm_contended")
+    lengths = {name: len(series[name]) for name in names}
+    if len(set(lengths.values())) != 1:
+        raise ValueError(f"iterations differ, {lengths}: a breakdown needs them in pairs")
+    medians = {name: integer_median(series[name]) for name in names}
+    spread = _steps(_repeated(series, names), flagged=flagged, tax=tax, rest=rest)
+    terms = []
+    for term, value in _steps(medians, flagged=flagged, tax=tax, rest=rest).items():
+        terms.append(BreakdownTerm(term=term, interval=_interval(int(value), spread[term])))
+        if term == "gemm_all":
+            terms.append(BreakdownTerm(term="sm_tax", interval=None))
+    assert terms_error(terms) is None, terms_error(terms)
+    return tuple(terms)
+
+
+def terms_error(terms: tuple[BreakdownTerm, ...] | list[BreakdownTerm]) -> str | None:
+    """What is wrong with the terms of one point, in a sentence; None where they add up."""
+    names = [term.term for term in terms]
+    if len(set(names)) != len(names) or not set(names) <= set(TERMS):
+        return f"terms are {names}, want each at most once of {list(TERMS)}"
+    values = {term.term: term.interval for term in terms}
+    total = values.pop("e2e", None)
+    if total is None:
+        return "term e2e is missing or null"
+    parts = sum(interval.value for interval in values.values() if interval is not None)
+    if parts != total.value:
+        return f"terms add up to {parts} ns, e2e is {total.value} ns"
+    return None
+
+
+def breakdown_interval_kind(num_iters: int) -> str:
+    """Which of the schema's words says how the terms' low and high were found."""
+    return "range" if num_iters < MIN_VALUES_FOR_INTERVAL else "bootstrap95"
+
+
+def overlap_figures(
+    contender: str,
+    *,
+    fused: NDArray[np.int64],  # (num_iters,) e2e without plan, slowest rank
+    sequential: NDArray[np.int64],  # (num_iters,) communication, then GEMM (and reduction)
+    gemm_all: NDArray[np.int64],  # (num_iters,)
+    comm: NDArray[np.int64],  # (num_iters,) communication alone
+    last_reduce_ns: int = 0,  # gemm_combine: the last reduction, which nothing can hide
+) -> dict[str, float]:
+    """efficiency, hidden_share and speedup as figures of the contender.
+
+    The host gives no SMs away, so its lower bound is max(gemm_all, comm), and last_reduce_ns.
+    A figure whose divisor is not above 0 is left out.
+    """
+    fused_ns, comm_ns, gemm_ns = (int(integer_median(s)) for s in (fused, comm, gemm_all))
+    figures = {}
+    if fused_ns > 0:
+        figures["efficiency"] = (max(gemm_ns, comm_ns) + last_reduce_ns) / fused_ns
+    if comm_ns > 0:
+        figures["hidden_share"] = 1 - (fused_ns - gemm_ns) / comm_ns
+    if fused.min() > 0 and sequential.min() > 0:
+        ratio = paired_ratio(sequential, fused)
+        figures["speedup"] = ratio.value
+        figures["speedup_low"] = ratio.low
+        figures["speedup_high"] = ratio.high
+    return {f"{contender}/{name}": value for name, value in figures.items()}
+
+
+def _steps(
+    ladder: Mapping[str, NDArray[np.int64]], *, flagged: str, tax: str, rest: str
+) -> dict[str, NDArray[np.int64]]:
+    """Each term as the difference of two rungs; elementwise, so one call serves all resamples."""
+    return {
+        "e2e": ladder["e2e"],
+        "plan": ladder["plan"],
+        "gemm_all": ladder["gemm_all"],
+        tax: ladder[flagged] - ladder["gemm_all"],
+        "contention": ladder["gemm_contended"] - ladder[flagged],
+        rest: ladder["e2e"] - ladder["plan"] - ladder["gemm_contended"],
+    }
+
+
+def _repeated(
+    series: Mapping[str, NDArray[np.int64]], names: tuple[str, ...]
+) -> dict[str, NDArray[np.int64]]:
+    """Per name: medians of paired resamples, or the iterations themselves where they are few."""
+    num_iters = len(series[names[0]])
+    if num_iters < MIN_VALUES_FOR_INTERVAL:
+        return {name: series[name] for name in names}
+    idx = resample_idx(num_iters, num_resamples=NUM_RESAMPLES, seed=SEED)
+    return {name: bootstrap_medians(series[name], idx) for name in names}
+
+
+def _interval(value: int, spread: NDArray[np.int64]) -> Interval:
+    if spread.size >= MIN_VALUES_FOR_INTERVAL:
+        low, high = np.percentile(spread, [2.5, 97.5], method="inverted_cdf")
+    else:
+        low, high = spread.min(), spread.max()
+    # A percentile interval may miss the value by a hair; the value is always part of it.
+    return Interval(value=value, low=min(int(low), value), high=max(int(high), value))

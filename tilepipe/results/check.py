@@ -1,0 +1,238 @@
+"""Say what is wrong with a stored point, so that only sound ones are reused or shown.
+
+Knows nothing of how points are run. Reads whatever it finds and never raises for its content.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tilepipe.measure.stats import integer_median
+from tilepipe.records import Outcome, Status
+from tilepipe.results.breakdown import terms_error
+from tilepipe.results.pointfile import document_faults, outcome_of
+from tilepipe.results.schema import BREAKDOWN, POINT_FIGURES, SAMPLES, allowed_words, schema_faults
+from tilepipe.results.summary import slowest_rank
+from tilepipe.results.tables import samples_by_rank, stored_terms, summary_table, to_parquet
+
+__all__ = [
+    "POINT_FILES",
+    "is_set_aside",
+    "is_temporary",
+    "load_point",
+    "point_faults",
+    "table_faults",
+]
+
+POINT_FILES = ("samples.parquet", "breakdown.parquet", "point.json")
+_SET_ASIDE = re.compile(r"\.\d+$")  # what open_point_folder adds to an older folder's name
+_IDS = ("name", "config_id", "build_id", "operation", "executor")
+
+
+def is_set_aside(folder: Path) -> bool:
+    """A folder renamed to make room for a newer run of the same point."""
+    return _SET_ASIDE.search(folder.name) is not None
+
+
+def is_temporary(path: Path) -> bool:
+    """A file whose writing was cut short."""
+    return path.name.startswith(".") and path.name.endswith(".tmp")
+
+
+def point_faults(folder: Path) -> list[str]:
+    """All that is wrong with a point folder, `file: fault` each; empty for a sound point."""
+    return load_point(folder)[1]
+
+
+def load_point(folder: Path) -> tuple[Outcome | None, list[str]]:
+    """The stored outcome, None where it cannot be read, and all that is wrong with the folder."""
+    faults = _entry_faults(folder)
+    if not (folder / "point.json").is_file():
+        return None, [*faults, "point.json: missing, so the point never ended"]
+    document, found = _read_document(folder / "point.json")
+    faults += found
+    samples, found = _read_table(folder / "samples.parquet", SAMPLES)
+    faults += found
+    breakdown, found = _read_table(folder / "breakdown.parquet", BREAKDOWN)
+    faults += found
+    if document is None or samples is None or breakdown is None:
+        return None, faults
+    faults += _identity_faults(folder, document, samples, breakdown)
+    outcome = outcome_of(document, samples=samples_by_rank(samples), terms=stored_terms(breakdown))
+    faults += _word_faults(outcome)
+    if not faults:
+        faults += _outcome_faults(outcome, samples)
+    return outcome, faults
+
+
+def table_faults(path: Path, schema: pa.Schema) -> list[str]:
+    """What is wrong with a Parquet file as a table of this schema, `file: fault` each."""
+    return _read_table(path, schema)[1]
+
+
+def _entry_faults(folder: Path) -> list[str]:
+    faults = []
+    for path in sorted(folder.iterdir()):
+        if path.name == "logs" and path.is_dir():
+            continue
+        if is_temporary(path):
+            faults.append(f"{path.name}: half-written file of a run that was cut short")
+        elif path.name not in POINT_FILES:
+            faults.append(f"{path.name}: does not belong into a point folder")
+    return faults
+
+
+def _read_document(path: Path) -> tuple[dict[str, Any] | None, list[str]]:
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        return None, [f"{path.name}: cannot be read: {_one_line(error)}"]
+    faults = [f"{path.name}: {fault}" for fault in document_faults(document)]
+    return (None if faults else document), faults
+
+
+def _read_table(path: Path, schema: pa.Schema) -> tuple[pa.Table | None, list[str]]:
+    if not path.is_file():
+        return None, [f"{path.name}: missing"]
+    try:
+        # From memory: a file cut short under a memory map would end the process.
+        content = pa.BufferReader(path.read_bytes())
+        table = pq.ParquetFile(content, page_checksum_verification=True).read()
+        table.validate(full=True)
+    except (OSError, pa.ArrowException) as error:
+        return None, [f"{path.name}: cannot be read: {_one_line(error)}"]
+    faults = schema_faults(table.schema, schema)
+    if not faults:
+        faults = _value_faults(table, schema)
+    return (None if faults else table), [f"{path.name}: {fault}" for fault in faults]
+
+
+def _value_faults(table: pa.Table, schema: pa.Schema) -> list[str]:
+    faults = []
+    for field in schema:
+        column = table.column(field.name)
+        if not field.nullable and column.null_count:
+            faults.append(f"column {field.name} holds {column.null_count} nulls, want none")
+        words = allowed_words(field)
+        strange = sorted(set(pc.unique(column).to_pylist()) - {None, *words}) if words else []
+        if strange:
+            faults.append(f"column {field.name} holds {strange}, allowed are {list(words)}")
+    return faults
+
+
+def _identity_faults(
+    folder: Path, document: dict[str, Any], samples: pa.Table, breakdown: pa.Table
+) -> list[str]:
+    faults = []
+    ids = f"{document['config_id']}-{document['build_id']}"
+    if _SET_ASIDE.sub("", folder.name) != ids:
+        faults.append(f"point.json: ids give folder {ids}, it lies in {folder.name}")
+    parent = folder.resolve().parent.name
+    if document["name"] != parent:
+        faults.append(f"point.json: name is {document['name']}, it lies below {parent}")
+    for file, table in (("samples.parquet", samples), ("breakdown.parquet", breakdown)):
+        for key in _IDS:
+            strange = sorted(set(pc.unique(table.column(key)).to_pylist()) - {document[key]})
+            if strange:
+                faults.append(f"{file}: {key} is {strange}, point.json has {document[key]}")
+    ranks = [entry["rank"] for entry in document["ranks"]]
+    if len(set(ranks)) != len(ranks):
+        faults.append(f"point.json: ranks are {ranks}, want each once")
+    unknown = sorted(set(pc.unique(samples.column("rank")).to_pylist()) - set(ranks))
+    if unknown:
+        faults.append(f"samples.parquet: ranks {unknown} are not in point.json")
+    return faults
+
+
+def _outcome_faults(outcome: Outcome, samples: pa.Table) -> list[str]:
+    """The rules that tie status, reason, verdicts and times to each other."""
+    faults = _ok_faults(outcome) if outcome.status is Status.ok else _failure_faults(outcome)
+    if faults:
+        return faults
+    try:
+        to_parquet(summary_table([outcome], last_sweep=()))
+    except (ValueError, TypeError, OverflowError) as error:
+        return [f"point.json: gives no row of the summary: {_one_line(error)}"]
+    return _time_faults(outcome, samples) if outcome.status is Status.ok else []
+
+
+def _failure_faults(outcome: Outcome) -> list[str]:
+    faults = []
+    status = outcome.status.name
+    if not outcome.reason:
+        faults.append(f"point.json: status {status} without a reason")
+    if outcome.terms or any(record.samples for record in outcome.records):
+        faults.append(f"samples.parquet: status {status}, but times are kept")
+    timed = sorted(set(outcome.figures) - set(POINT_FIGURES))
+    if timed:
+        faults.append(f"point.json: status {status}, but figures {timed} are kept")
+    return faults
+
+
+def _ok_faults(outcome: Outcome) -> list[str]:
+    faults = []
+    if outcome.reason:
+        faults.append(f"point.json: status ok with a reason: {outcome.reason}")
+    num_failed = sum(not v.passed for record in outcome.records for v in record.verdicts)
+    if num_failed:
+        faults.append(f"point.json: status ok, but {num_failed} comparisons failed")
+    if not any(record.verdicts for record in outcome.records):
+        faults.append("point.json: status ok, but nothing was compared with the oracle")
+    if not any(record.samples for record in outcome.records):
+        faults.append("samples.parquet: status ok, but nothing was measured")
+    try:
+        slowest_rank(outcome.records)
+    except ValueError as error:
+        faults.append(f"samples.parquet: {_one_line(error)}")
+    return faults
+
+
+def _word_faults(outcome: Outcome) -> list[str]:
+    faults = []
+    for key in ("operation", "executor"):
+        words = allowed_words(SAMPLES.field(key))
+        if getattr(outcome.point, key) not in words:
+            faults.append(
+                f"point.json: {key} is {getattr(outcome.point, key)}, allowed are {list(words)}"
+            )
+    stages = {v.stage for record in outcome.records for v in record.verdicts}
+    if not stages <= {"before", "after"}:
+        faults.append(f"point.json: verdict stages are {sorted(stages)}, want before or after")
+    return faults
+
+
+def _time_faults(outcome: Outcome, samples: pa.Table) -> list[str]:
+    shortest = pc.min(samples.column("duration_ns")).as_py()
+    if shortest < 0:
+        return [f"samples.parquet: a duration is {shortest} ns, want 0 or more"]
+    ranks = {record.rank for record in outcome.records}
+    num_ranks = set(pc.unique(samples.column("num_ranks")).to_pylist())
+    if num_ranks != {len(ranks)} or ranks != set(range(len(ranks))):
+        return [f"samples.parquet: num_ranks is {sorted(num_ranks)}, ranks are {sorted(ranks)}"]
+    if not outcome.terms:
+        return []
+    error_text = terms_error(outcome.terms)
+    if error_text is not None:
+        return [f"breakdown.parquet: {error_text}"]
+    faults = [
+        f"breakdown.parquet: term {term.term} is {i.value} ns outside {i.low}..{i.high} ns"
+        for term in outcome.terms
+        if (i := term.interval) is not None and not i.low <= i.value <= i.high
+    ]
+    series = slowest_rank(outcome.records)
+    medians = {int(integer_median(times)) for (_, part), times in series.items() if part == "e2e"}
+    total = next(term.interval for term in outcome.terms if term.term == "e2e")
+    if total is not None and total.value not in medians:
+        faults.append(
+            f"breakdown.parquet: e2e is {total.value} ns, samples give {sorted(medians)} ns"
+        )
+    return faults
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

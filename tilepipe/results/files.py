@@ -1,0 +1,82 @@
+"""Write files so that an earlier one survives whatever happens.
+
+Knows nothing of what is in them.
+"""
+
+import errno
+import os
+from pathlib import Path
+
+__all__ = ["StoreError", "check_results_dir", "store_error", "temporary_for", "write_bytes"]
+
+_PROBE_BYTES = 64 * 1024  # about one point's files, so that a full disk is seen before a run
+
+
+class StoreError(OSError):
+    """A result that could not be kept, in one sentence; `errno` says why."""
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+def store_error(path: Path, error: OSError) -> StoreError:
+    """One sentence with path, cause and next step, for any failed write."""
+    cause = os.strerror(error.errno) if error.errno else str(error)
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    step = "free some space or name another folder" if full else "name a folder that can be written"
+    return StoreError(error.errno or errno.EIO, f"{path}: {cause}: {step} with results_dir=")
+
+
+def temporary_for(path: Path) -> Path:
+    """Name of the half-written file, in the same folder so that the rename stays on one disk."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Put content at path, all of it or none: what was there before stays until it is safe."""
+    temporary = temporary_for(path)
+    try:
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            _remove(temporary)
+            raise
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise store_error(path, error) from error
+
+
+def check_results_dir(path: Path) -> None:
+    """Fail with a sentence, before anything is run, where results could not be kept."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise store_error(path, error) from error
+    probe = temporary_for(path / "probe")
+    try:
+        write_bytes(probe, bytes(_PROBE_BYTES))
+    except StoreError as error:
+        # Name the folder that was asked for, not the probe.
+        raise store_error(path, error) from error
+    _remove(probe)
+
+
+def _remove(path: Path) -> None:
+    """Best effort: what cannot be removed is named by validate."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes the rename itself last through a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

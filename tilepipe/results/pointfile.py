@@ -1,0 +1,212 @@
+"""What point.json holds: everything of an outcome but its samples and terms.
+
+Knows nothing of files or tables. Strict JSON: an error that is not finite becomes a word.
+"""
+
+import json
+import math
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+
+from tilepipe.records import BreakdownTerm, Outcome, Point, RankRecord, Sample, Status, Verdict
+from tilepipe.results.schema import POINT_FIGURES, SCHEMA_VERSION
+
+__all__ = ["KEYS", "command_of", "document_faults", "document_of", "kept", "outcome_of", "to_json"]
+
+# Key -> type of its value; `ranks` holds one entry per rank record.
+KEYS: dict[str, type] = {
+    "schema_version": int,
+    "name": str,
+    "operation": str,
+    "executor": str,
+    "config_id": str,
+    "build_id": str,
+    "status": str,
+    "reason": str,
+    "command": str,
+    "started_utc": str,
+    "ended_utc": str,
+    "figures": dict,
+    "ranks": list,
+    "choices": dict,
+    "overrides": list,
+    "config": dict,
+    "provenance": dict,
+}
+_VERDICT_KEYS: dict[str, type] = {
+    "contender": str,
+    "stage": str,
+    "passed": bool,
+    "num_values": int,
+    "num_wrong": int,
+    "max_error": object,
+    "detail": str,
+}
+
+
+def kept(outcome: Outcome) -> Outcome:
+    """The part of an outcome that may be stored: a point that is not ok keeps no time."""
+    if outcome.status is Status.ok:
+        return outcome
+    return replace(
+        outcome,
+        records=tuple(replace(record, samples=()) for record in outcome.records),
+        terms=(),
+        figures={key: value for key, value in outcome.figures.items() if key in POINT_FIGURES},
+    )
+
+
+def command_of(point: Point) -> str:
+    """The one command that composes and runs this point again."""
+    return " ".join(["python -m tilepipe.run", *(shlex.quote(word) for word in point.overrides)])
+
+
+def document_of(outcome: Outcome, provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """Content of point.json, keys as in KEYS."""
+    point = outcome.point
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": point.name,
+        "operation": point.operation,
+        "executor": point.executor,
+        "config_id": point.config_id,
+        "build_id": point.build_id,
+        "status": outcome.status.name,
+        "reason": outcome.reason,
+        "command": command_of(point),
+        "started_utc": outcome.started_utc,
+        "ended_utc": outcome.ended_utc,
+        "figures": outcome.figures,
+        "ranks": [
+            {
+                "rank": record.rank,
+                "counts": record.counts,
+                "verdicts": [_verdict_document(verdict) for verdict in record.verdicts],
+            }
+            for record in outcome.records
+        ],
+        "choices": point.choices,
+        "overrides": list(point.overrides),
+        "config": point.config,
+        "provenance": dict(provenance),
+    }
+
+
+def to_json(document: Mapping[str, Any]) -> bytes:
+    """UTF-8, indented, no NaN; the config must be a plain container, enums by name."""
+    text = json.dumps(document, indent=2, allow_nan=False, default=_plain, ensure_ascii=False)
+    return (text + "\n").encode()
+
+
+def outcome_of(
+    document: Mapping[str, Any],  # free of faults
+    *,
+    samples: Mapping[int, tuple[Sample, ...]],  # by rank
+    terms: tuple[BreakdownTerm, ...],
+) -> Outcome:
+    """The outcome that was stored; config values are what JSON made of them."""
+    point = Point(
+        **{key: document[key] for key in ("name", "operation", "executor", "config_id")},
+        build_id=document["build_id"],
+        config=document["config"],
+        choices=document["choices"],
+        overrides=tuple(document["overrides"]),
+    )
+    return Outcome(
+        point=point,
+        status=Status[document["status"]],
+        reason=document["reason"],
+        records=tuple(
+            RankRecord(
+                rank=entry["rank"],
+                samples=samples.get(entry["rank"], ()),
+                verdicts=tuple(
+                    Verdict(**{**verdict, "max_error": float(verdict["max_error"])})
+                    for verdict in entry["verdicts"]
+                ),
+                counts=entry["counts"],
+            )
+            for entry in document["ranks"]
+        ),
+        terms=terms,
+        figures=document["figures"],
+        started_utc=document["started_utc"],
+        ended_utc=document["ended_utc"],
+    )
+
+
+def document_faults(document: Any) -> list[str]:
+    """What keeps `outcome_of` from reading the document, one sentence each."""
+    if not isinstance(document, dict):
+        return ["is no JSON object"]
+    if document.get("schema_version") != SCHEMA_VERSION:
+        return [f"schema_version is {document.get('schema_version')}, want {SCHEMA_VERSION}"]
+    faults = _key_faults(document, KEYS, "")
+    if faults:
+        return faults
+    if document["status"] not in Status.__members__:
+        faults.append(f"status is {document['status']}, want one of {list(Status.__members__)}")
+    for key, value in document["figures"].items():
+        if not _is_number(value) or not math.isfinite(value):
+            faults.append(f"figure {key} is {value!r}, want a finite number")
+    if not all(isinstance(word, str) for word in document["overrides"]):
+        faults.append("overrides holds something else than words")
+    for entry in document["ranks"]:
+        faults += _rank_faults(entry)
+    return faults
+
+
+def _verdict_document(verdict: Verdict) -> dict[str, Any]:
+    error = float(verdict.max_error)
+    # JSON has no infinity; float() reads these words back.
+    return {**vars(verdict), "max_error": error if math.isfinite(error) else str(error)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, PurePath):
+        return str(value)
+    raise TypeError(f"{value!r} has no place in point.json")
+
+
+def _key_faults(values: Mapping[str, Any], keys: Mapping[str, type], where: str) -> list[str]:
+    faults = [f"{where}key {key} is missing" for key in keys if key not in values]
+    faults += [f"{where}key {key} is unknown" for key in values if key not in keys]
+    for key, kind in keys.items():
+        # A bool is an int to Python, not to us.
+        if key in values and (
+            not isinstance(values[key], kind) or (kind is int and isinstance(values[key], bool))
+        ):
+            faults.append(f"{where}key {key} is {values[key]!r}, want {kind.__name__}")
+    return faults
+
+
+def _rank_faults(entry: Any) -> list[str]:
+    if not isinstance(entry, dict):
+        return ["ranks holds something else than objects"]
+    faults = _key_faults(entry, {"rank": int, "counts": dict, "verdicts": list}, "ranks: ")
+    if faults:
+        return faults
+    where = f"rank {entry['rank']}: "
+    for name, count in entry["counts"].items():
+        if not isinstance(count, int) or isinstance(count, bool):
+            faults.append(f"{where}count {name} is {count!r}, want int")
+    for verdict in entry["verdicts"]:
+        if not isinstance(verdict, dict):
+            faults.append(f"{where}verdicts holds something else than objects")
+            continue
+        faults += _key_faults(verdict, _VERDICT_KEYS, f"{where}verdict ")
+        error = verdict.get("max_error")
+        if not _is_number(error) and error not in ("nan", "inf", "-inf"):
+            faults.append(f"{where}verdict max_error is {error!r}, want a number, inf or nan")
+    return faults
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

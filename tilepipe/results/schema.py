@@ -1,0 +1,280 @@
+"""The three tables of a results folder, column by column, and what each number means.
+
+Knows nothing of how a value is reached, of files or of which point it belongs to.
+
+Every field carries `meaning`, `unit` and `window` (what lies inside the timed window) as metadata,
+and `allowed` where only some words are legal. A column never changes its meaning: it gets another
+name, and SCHEMA_VERSION goes up.
+"""
+
+from enum import Enum
+
+import pyarrow as pa
+
+from tilepipe.config import choices
+from tilepipe.records import Status
+
+__all__ = [
+    "BREAKDOWN",
+    "COMPONENTS",
+    "CONTENDER_FIGURES",
+    "PERFORMANCE_COLUMNS",
+    "POINT_FIGURES",
+    "ROUTING_KEYS",
+    "SAMPLES",
+    "SCHEMA_VERSION",
+    "SUMMARY",
+    "TERMS",
+    "allowed_words",
+    "schema_faults",
+]
+
+SCHEMA_VERSION = 1
+
+NOT_TIMED = "not timed"
+COMPONENTS = {
+    "e2e": "one launch from behind the barrier to this rank's last result, plan included",
+    "plan": "the part of that launch which makes the plan and exchanges counts",
+    "stage": "that launch without its plan; or one launch of a stage run alone",
+}
+_COMPONENT_WINDOW = "; ".join(f"{name}: {window}" for name, window in COMPONENTS.items())
+TERMS = (
+    "e2e",
+    "plan",
+    "gemm_all",
+    "sm_tax",
+    "sync_tax",
+    "publish_tax",
+    "contention",
+    "late",
+    "tail",
+)
+_SLOWEST = f"the slowest rank of each iteration; {_COMPONENT_WINDOW}"
+
+
+def _names(enum: type[Enum]) -> tuple[str, ...]:
+    return tuple(member.name for member in enum)
+
+
+def _field(
+    name: str,
+    dtype: pa.DataType,
+    meaning: str,
+    *,
+    unit: str = "none",
+    window: str = NOT_TIMED,
+    nullable: bool = True,
+    allowed: tuple[str, ...] = (),
+) -> pa.Field:
+    metadata = {"meaning": meaning, "unit": unit, "window": window}
+    if allowed:
+        metadata["allowed"] = ",".join(allowed)
+    return pa.field(name, dtype, nullable=nullable, metadata=metadata)
+
+
+def _word(name: str, meaning: str, *allowed: str, nullable: bool = True) -> pa.Field:
+    return _field(name, pa.string(), meaning, nullable=nullable, allowed=allowed)
+
+
+def _count(name: str, meaning: str, *, unit: str = "1", nullable: bool = True) -> pa.Field:
+    return _field(name, pa.int64(), meaning, unit=unit, nullable=nullable)
+
+
+def _time(name: str, meaning: str, *, window: str = _SLOWEST, nullable: bool = True) -> pa.Field:
+    return _field(name, pa.int64(), meaning, unit="ns", window=window, nullable=nullable)
+
+
+def _figure(name: str, meaning: str, *, unit: str = "1", window: str = NOT_TIMED) -> pa.Field:
+    return _field(name, pa.float64(), meaning, unit=unit, window=window)
+
+
+def _table(name: str, fields: list[pa.Field]) -> pa.Schema:
+    return pa.schema(fields, metadata={"table": name, "schema_version": str(SCHEMA_VERSION)})
+
+
+_IDENTITY = [
+    _field("schema_version", pa.int32(), "version of these columns", nullable=False),
+    _word("name", "experiment, and folder below the results folder", nullable=False),
+    _word("config_id", "hash of what defines the measurement", nullable=False),
+    _word("build_id", "hash of sources, versions and hardware behind it", nullable=False),
+    _word("operation", "what is measured", *_names(choices.Operation), nullable=False),
+    _word(
+        "executor", "who made the row; never mixed in a comparison", "host", "cuda", nullable=False
+    ),
+]
+_POINT_KEYS = [
+    _count("num_ranks", "ranks of the expert-parallel group", nullable=False),
+    _count("hidden", "elements of a token row"),
+    _count("intermediate", "half the first GEMM's N, and the second GEMM's K"),
+    _count("num_experts", "experts of the whole group"),
+    _count("num_topk", "experts per token"),
+    _word("dtype", "element type of token rows", *_names(choices.Dtype)),
+    _word("law", "how tokens choose experts", *_names(choices.Law)),
+    _word("order", "in which order rows are sent", *_names(choices.Order)),
+    _word("granularity", "what one semaphore stands for", *_names(choices.Granularity)),
+    _word("home_granularity", "when home may reduce", *_names(choices.HomeGranularity)),
+    _word("layout", "where an expert's rows start", *_names(choices.Layout)),
+    _word("copy", "how a CTA moves a row; null on the host", *_names(choices.Copy)),
+    _count("num_comm_ctas", "CTAs that communicate; null on the host, and where set to auto"),
+    _count("tile_m", "rows of an M tile"),
+    _count("tile_n", "columns of an N tile"),
+]
+ROUTING_KEYS = {
+    "seed": (pa.int64(), "seed of the draw"),
+    "exponent": (pa.float64(), "zipf: popularity falls as 1 / place ** exponent"),
+    "sigma": (pa.float64(), "lognormal: popularity is exp(sigma x normal)"),
+    "hot_expert": (pa.int64(), "hot_expert: number of that expert"),
+    "hot_rank": (pa.int64(), "hot_rank: number of that rank"),
+    "hot_share": (pa.float64(), "hot_expert, hot_rank: share of the tokens that prefer it"),
+    "masked_share": (pa.float64(), "masked: share of the slots that is dropped"),
+    "min_share": (pa.float64(), "ragged: share of workload.num_tokens on the first rank"),
+    "path": (pa.string(), "trace: the file"),
+    "layer": (pa.int64(), "trace: layer of the recorded model"),
+}
+_BYTES = {
+    "logical_bytes": "token rows counted per (token, expert)",
+    "dedup_bytes": "token rows counted per (token, receiving rank)",
+    "wire_bytes": "token rows that cross a link; no self traffic",
+}
+POINT_FIGURES = {
+    "expert_max_over_mean": ("rows of the fullest expert over the mean", "1"),
+    "rank_max_over_mean": ("rows of the fullest receiving rank over the mean", "1"),
+    **{name: (f"{basis}, all ranks together", "byte") for name, basis in _BYTES.items()},
+    "flops": ("multiplications and additions of the valid rows, all ranks together", "flop"),
+}
+CONTENDER_FIGURES = {
+    "logical_gbps": ("logical_bytes per rank over stage_ns", "1e9 byte/s"),
+    "dedup_gbps": ("dedup_bytes per rank over stage_ns", "1e9 byte/s"),
+    "wire_gbps": ("wire_bytes per rank over stage_ns", "1e9 byte/s"),
+    "tflops": ("flops per rank over stage_ns", "1e12 flop/s"),
+    "efficiency": ("lower bound over fused, fused = e2e without plan", "1"),
+    "hidden_share": ("1 - (fused - gemm_all) / communication alone", "1"),
+    "speedup": ("sequential over fused, median over iterations of the ratio", "1"),
+    "speedup_low": ("lower end of the 95 % interval of speedup", "1"),
+    "speedup_high": ("upper end of the 95 % interval of speedup", "1"),
+}
+_INTERVAL_KIND = (
+    "how low and high were found: 95 % by order statistics or bootstrap, or, below six iterations, "
+    "the range of what was seen"
+)
+# Null unless the point is ok.
+PERFORMANCE_COLUMNS = (
+    "median_ns",
+    "low_ns",
+    "high_ns",
+    "p10_ns",
+    "p90_ns",
+    "min_ns",
+    "spread",
+    "plan_ns",
+    "stage_ns",
+    "interval_kind",
+    *CONTENDER_FIGURES,
+)
+
+SAMPLES = _table(
+    "samples",
+    [
+        *_IDENTITY,
+        _word("contender", "which of the interleaved candidates ran", nullable=False),
+        _word("component", _COMPONENT_WINDOW, *COMPONENTS, nullable=False),
+        _count("rank", "rank that measured", nullable=False),
+        _count("iteration", "number of the timed iteration, from 0", nullable=False),
+        _time(
+            "start_ns",
+            "start on the host's monotonic clock, common to the ranks of one host",
+            window=_COMPONENT_WINDOW,
+            nullable=False,
+        ),
+        _time("duration_ns", "length of the window", window=_COMPONENT_WINDOW, nullable=False),
+        _count("num_tokens", "tokens of this rank"),
+        *_POINT_KEYS,
+    ],
+)
+BREAKDOWN = _table(
+    "breakdown",
+    [
+        *_IDENTITY,
+        _word("term", "part of e2e; the others add up to it, null as 0", *TERMS, nullable=False),
+        _time("value_ns", "difference of medians; null where nothing was measured"),
+        _time("low_ns", "lower end of the interval"),
+        _time("high_ns", "upper end of the interval"),
+        _word("interval_kind", _INTERVAL_KIND, "bootstrap95", "range"),
+    ],
+)
+SUMMARY = _table(
+    "summary",
+    [
+        *_IDENTITY,
+        _word("status", "how the point ended", *_names(Status), nullable=False),
+        _word("reason", "why, in a sentence; empty when ok", nullable=False),
+        _field("last_sweep", pa.bool_(), "the sweep that wrote this file held it", nullable=False),
+        _word("started_utc", "start of the point, ISO 8601"),
+        _word("ended_utc", "end of the point, ISO 8601"),
+        _word("hardware", "chosen hardware entry"),
+        _word("fabric", "who the peers are", *_names(choices.Fabric)),
+        *_POINT_KEYS,
+        _count("num_tokens", "workload.num_tokens, per rank; null where a trace fixes it"),
+        _count("num_tokens_total", "tokens of all ranks together"),
+        _field("capacity_factor", pa.float64(), "receive rows over the mean; null: worst case"),
+        *(_field(f"routing_{key}", kind, text) for key, (kind, text) in ROUTING_KEYS.items()),
+        _count("num_warmups", "untimed iterations before the timed ones"),
+        _word("contender", "which of the interleaved candidates; null when not ok"),
+        _word("component", "what the times below are of", *COMPONENTS),
+        _count("num_iters", "timed iterations behind the times below"),
+        _time("median_ns", "median over iterations"),
+        _time("low_ns", "lower end of the median's interval"),
+        _time("high_ns", "upper end of the median's interval"),
+        _word("interval_kind", _INTERVAL_KIND, "order95", "range"),
+        _time("p10_ns", "10th percentile over iterations, a value that was measured"),
+        _time("p90_ns", "90th percentile over iterations, a value that was measured"),
+        _time("min_ns", "fastest iteration"),
+        _figure("spread", "(p90 - p10) / median", window=_SLOWEST),
+        _time("plan_ns", "median of component plan; null where it was not timed apart"),
+        _time("stage_ns", "median of component stage; null where it was not timed apart"),
+        *(_figure(name, text, unit=unit) for name, (text, unit) in POINT_FIGURES.items()),
+        *(
+            _figure(name, text, unit=unit, window=_SLOWEST)
+            for name, (text, unit) in CONTENDER_FIGURES.items()
+        ),
+    ],
+)
+
+
+def allowed_words(field: pa.Field) -> tuple[str, ...]:
+    """The only words that a column may hold; empty where any will do."""
+    words = (field.metadata or {}).get(b"allowed", b"").decode()
+    return tuple(words.split(",")) if words else ()
+
+
+def schema_faults(found: pa.Schema, want: pa.Schema) -> list[str]:
+    """How a stored schema differs from ours, one sentence each; another version is one fault."""
+    metadata = found.metadata or {}
+    for key, value in want.metadata.items():
+        if metadata.get(key) != value:
+            text = metadata.get(key, b"nothing").decode(errors="replace")
+            return [f"{key.decode()} is {text}, want {value.decode()}"]
+    faults = []
+    if sorted(found.names) != sorted(want.names) or len(set(found.names)) != len(found.names):
+        missing = sorted(set(want.names) - set(found.names))
+        unknown = sorted(set(found.names) - set(want.names))
+        faults.append(f"columns missing {missing}, unknown {unknown}")
+    elif found.names != want.names:
+        faults.append("columns are in another order")
+    for field in want:
+        if found.names.count(field.name) == 1:
+            faults += _field_faults(found.field(field.name), field)
+    return faults
+
+
+def _field_faults(found: pa.Field, want: pa.Field) -> list[str]:
+    if found.type != want.type or found.nullable != want.nullable:
+        spelled = [f"{f.type}{'' if f.nullable else ' not null'}" for f in (found, want)]
+        return [f"column {want.name} is {spelled[0]}, want {spelled[1]}"]
+    metadata = found.metadata or {}
+    return [
+        f"column {want.name}: {key.decode()} is not what this version writes"
+        for key, value in want.metadata.items()
+        # Only our keys: a Parquet reader adds its own.
+        if metadata.get(key) != value
+    ]

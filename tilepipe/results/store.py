@@ -1,0 +1,144 @@
+"""Keep and find what points left: `<results_dir>/<name>/<config_id>-<build_id>/`.
+
+Knows nothing of how a point was run or of what its numbers mean.
+
+point.json is written last: a folder without it is a point that never ended. Nothing is overwritten
+but summary.parquet, which is made anew from the point folders.
+"""
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tilepipe.records import Outcome, Point
+from tilepipe.results.check import is_set_aside, load_point
+from tilepipe.results.files import StoreError, store_error, write_bytes
+from tilepipe.results.pointfile import document_of, kept, to_json
+from tilepipe.results.tables import breakdown_table, samples_table, summary_table, to_parquet
+
+__all__ = [
+    "hold_folder",
+    "open_point_folder",
+    "point_folders",
+    "read_outcome",
+    "read_points",
+    "write_outcome",
+    "write_summary",
+]
+
+
+def open_point_folder(results_dir: Path, point: Point) -> Path:
+    """A fresh, empty folder for the point, `logs/` in it.
+
+    An existing one becomes `<folder>.<n>` with the first free n from 1, whatever is in it; one
+    that a living run holds is refused.
+    """
+    folder = results_dir / point.name / point.folder
+    if Path(point.name).name != point.name or point.name in ("", ".", ".."):
+        raise ValueError(f"name={point.name}: want the name of one folder, without slashes")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if folder.exists():
+            with hold_folder(folder):
+                folder.rename(_first_free(folder))
+        (folder / "logs").mkdir(parents=True)
+    except StoreError:
+        raise
+    except OSError as error:
+        raise store_error(folder, error) from error
+    return folder
+
+
+@contextmanager
+def hold_folder(folder: Path) -> Iterator[None]:
+    """Keep other runs off a point folder until the block ends or this process dies.
+
+    The lock is on the folder itself: it follows a rename and leaves no file behind.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno == errno.EWOULDBLOCK:
+                raise StoreError(
+                    errno.EBUSY,
+                    f"{folder}: another run is measuring this point: "
+                    "wait for it or name another folder with results_dir=",
+                ) from error
+            # Some network file systems lock no folders: there the user keeps runs apart.
+            if error.errno not in (errno.ENOLCK, errno.EBADF, errno.ENOTSUP, errno.EINVAL):
+                raise store_error(folder, error) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def write_outcome(folder: Path, outcome: Outcome, provenance: Mapping[str, Any]) -> None:
+    """Store a point in its folder. A point that is not ok loses its times here, if it has any."""
+    stored = kept(outcome)
+    # All content is made before the first file, its share of the summary too: an outcome that
+    # cannot be stored leaves nothing, and cannot spoil the summary of the others.
+    to_parquet(summary_table([stored], last_sweep=()))
+    contents = {
+        "samples.parquet": to_parquet(samples_table(stored)),
+        "breakdown.parquet": to_parquet(breakdown_table(stored)),
+        "point.json": to_json(document_of(stored, provenance)),
+    }
+    for name, content in contents.items():
+        write_bytes(folder / name, content)
+
+
+def read_outcome(folder: Path) -> Outcome:
+    """The outcome stored in a sound point folder; ValueError names the first fault of another."""
+    outcome, faults = load_point(folder)
+    if outcome is None or faults:
+        raise ValueError(f"{folder}: {faults[0]}: run the point again with resume=none")
+    return outcome
+
+
+def point_folders(name_dir: Path) -> list[Path]:
+    """Folders of points that ended, by name; those set aside for a newer run are left out."""
+    if not name_dir.is_dir():
+        return []
+    return sorted(
+        path.parent for path in name_dir.glob("*/point.json") if not is_set_aside(path.parent)
+    )
+
+
+def read_points(name_dir: Path) -> list[tuple[Path, Outcome]]:
+    """Every sound point below an experiment's folder, by folder name."""
+    loaded = [(folder, *load_point(folder)) for folder in point_folders(name_dir)]
+    return [
+        (folder, outcome)
+        for folder, outcome, faults in loaded
+        if outcome is not None and not faults
+    ]
+
+
+def write_summary(name_dir: Path, outcomes: Iterable[Outcome]) -> Path:
+    """Make summary.parquet anew of every sound point below; `outcomes` are the last sweep's.
+
+    One of those without a sound folder (its disk was full) is shown too, from memory.
+    """
+    last = {outcome.point.folder: kept(outcome) for outcome in outcomes}
+    stored = {folder.name: outcome for folder, outcome in read_points(name_dir)}
+    shown = [outcome for _, outcome in sorted({**last, **stored}.items(), key=lambda kv: kv[0])]
+    path = name_dir / "summary.parquet"
+    try:
+        name_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise store_error(path, error) from error
+    write_bytes(path, to_parquet(summary_table(shown, last_sweep=last)))
+    return path
+
+
+def _first_free(folder: Path) -> Path:
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
+        number += 1
+    return aside

@@ -1,0 +1,89 @@
+"""Hydra entry: collect points, hand them to the driver, return its exit code.
+
+Knows nothing of torch, kernels or how a point runs.
+
+    python -m tilepipe.run +experiment=dispatch_gemm
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from tilepipe.config.collect import point_from
+from tilepipe.config.identity import device_name
+from tilepipe.config.register import CONF_DIR, register, scratch
+from tilepipe.records import Point
+
+__all__ = ["main"]
+
+
+def main() -> int:
+    """Compose what was typed and run it; Hydra's own errors leave with its message and code 1."""
+    points = _collect()
+    if not points:
+        return 0  # Hydra only showed something: --cfg, --info, --help
+    print(_announcement(points), flush=True)
+    # Imported when there is something to run: the driver needs Parquet, which --cfg does not.
+    from tilepipe.launch.driver import run_points
+
+    return run_points(points, results_dir=Path(points[0].config["results_dir"]))
+
+
+def _collect() -> list[Point]:
+    """Points of the command line in Hydra's order; none where Hydra was asked to show something."""
+    register()
+    points: list[Point] = []
+
+    def task(cfg: DictConfig) -> None:
+        points.append(point_from(cfg, HydraConfig.get()))
+
+    try:
+        with _always_a_sweep():
+            hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="config")(task)()
+    finally:
+        scratch().cleanup()
+        scratch.cache_clear()
+    return points
+
+
+@contextmanager
+def _always_a_sweep() -> Iterator[None]:
+    """Type --multirun for the user, unless Hydra is asked to show something.
+
+    Left to itself Hydra composes once to learn whether an experiment sweeps, swallows what goes
+    wrong there, and answers a mistyped key beside a comma list with "Ambiguous value".
+    """
+    typed = sys.argv
+    args = get_args_parser().parse_args()
+    shown = (args.help, args.hydra_help, args.cfg, args.info, args.shell_completion)
+    if not any(shown) and not args.run and not args.multirun:
+        sys.argv = [*typed, "--multirun"]
+    try:
+        yield
+    finally:
+        sys.argv = typed
+
+
+def _announcement(points: list[Point]) -> str:
+    """The first line: the machine, how many points of what, and what was composed for it."""
+    names = ", ".join(sorted({point.name for point in points}))
+    count = f"{len(points)} point{'s' if len(points) > 1 else ''} of {names}"
+    options = sorted({point.config["hardware"]["name"] for point in points})
+    line = f"{device_name()}: {count} for hardware={','.join(options)}"
+    if options == ["cpu"]:
+        workloads = ", ".join(sorted({point.choices["workload"] for point in points}))
+        found = "no GPU found, so " if all(p.choices["hardware"] == "auto" for p in points) else ""
+        line += f"; {found}composed for the host executor: workload {workloads}"
+        if any("experiment" in point.choices for point in points):
+            line += " and the experiment's sweep for it"
+    return line
+
+
+if __name__ == "__main__":
+    sys.exit(main())

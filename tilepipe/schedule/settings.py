@@ -1,0 +1,57 @@
+"""What a Plan depends on beside the routing.
+
+Knows nothing of configuration files; an experiment fills it in.
+"""
+
+from dataclasses import dataclass
+
+from tilepipe.config.choices import Granularity, HomeGranularity, Layout, Order
+
+__all__ = ["MIN_CHUNK_BYTES", "TICKET_ROWS", "PlanSettings", "num_chunks_of"]
+
+# A communication CTA takes this many rows of one run at a time.
+TICKET_ROWS = 16
+
+# Pieces of 3.5 KiB and more cross memory and link at full rate, 2 KiB pieces lose 14 % (H200).
+MIN_CHUNK_BYTES = 3584
+
+
+def num_chunks_of(row_bytes: int, num_n_tiles: int) -> int:
+    """N chunks of one row of GEMM -> combine: as many as keep each at MIN_CHUNK_BYTES or more."""
+    return max(1, min(row_bytes // MIN_CHUNK_BYTES, num_n_tiles))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSettings:
+    """Constants that every rank of a launch must share."""
+
+    num_ranks: int
+    num_experts: int  # whole group, a multiple of num_ranks
+    num_topk: int
+    tile_m: int = 128
+    num_n_tiles: int = 1  # output tiles of the GEMM along N
+    # Pieces of a row's N tiles that the GEMM completes one after the other: what GEMM -> combine
+    # pushes at a time; equal to num_n_tiles where nothing waits for a chunk.
+    num_chunks: int = 1
+    raster_m: int = 8  # M tiles that share the B tiles held in L2
+    layout: Layout = Layout.padded
+    granularity: Granularity = Granularity.tile
+    home_granularity: HomeGranularity = HomeGranularity.token
+    order: Order = Order.edf
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_experts % self.num_ranks:
+            raise ValueError(
+                f"workload.num_experts={self.num_experts}: not divisible by "
+                f"launch.num_ranks={self.num_ranks}; choose a divisor of it"
+            )
+        assert 1 <= self.num_chunks <= self.num_n_tiles
+
+    @property
+    def num_experts_per_rank(self) -> int:
+        return self.num_experts // self.num_ranks
+
+    def chunk_of_n_tile(self, n_tile: int) -> int:
+        """The chunk that output tile column `n_tile` belongs to; sizes differ by at most one."""
+        return n_tile * self.num_chunks // self.num_n_tiles

@@ -1,0 +1,150 @@
+"""Check a results folder: `python -m tilepipe.validate DIR`. Runs wherever pyarrow runs.
+
+Knows nothing of how points are run; sees files only.
+
+One line per fault, `path: fault`; last line `N points valid, M faults`. Ends 0 only with at least
+one valid point and no fault. DIR may be the results folder, an experiment's or a point's.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from tilepipe.records import Outcome
+from tilepipe.results.check import (
+    POINT_FILES,
+    is_set_aside,
+    is_temporary,
+    load_point,
+    table_faults,
+)
+from tilepipe.results.schema import SUMMARY
+from tilepipe.results.summary import summary_rows
+
+__all__ = ["Report", "main", "validate"]
+
+ALLOWED_BESIDE = (".gitignore",)
+# Part of a row that the point folders do not tell.
+_NOT_OF_THE_POINT = {"last_sweep"}
+
+
+@dataclass(kw_only=True)
+class Report:
+    """What a walk found; faults start with the path below the folder asked for."""
+
+    num_valid: int = 0
+    faults: list[str] = field(default_factory=list)
+
+
+def validate(root: Path) -> Report:
+    """Check everything below root, which must be a folder."""
+    report = Report()
+    if _is_point(root.resolve()):
+        _check_point(root.resolve(), root.resolve().parent, report)
+    else:
+        _walk(root, root, report)
+    return report
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code of the command: 0 sound, 1 faults or no point, 2 no such folder."""
+    parser = argparse.ArgumentParser(prog="python -m tilepipe.validate", description=__doc__)
+    parser.add_argument("folder", metavar="DIR", type=Path, help="results folder to check")
+    root: Path = parser.parse_args(arguments).folder
+    if not root.is_dir():
+        print(f"{root}: no such folder: name a results folder, as in outputs", file=sys.stderr)
+        return 2
+    report = validate(root)
+    for fault in report.faults:
+        print(fault)
+    if report.num_valid == 0:
+        print(f"{root}: holds no valid point: name a folder in which points have run")
+    print(f"{report.num_valid} points valid, {len(report.faults)} faults")
+    return 0 if report.num_valid and not report.faults else 1
+
+
+def _is_point(folder: Path) -> bool:
+    """Point folders are known by what they hold, so that a cut-short one is seen too."""
+    return any((folder / name).exists() for name in (*POINT_FILES, "logs"))
+
+
+def _walk(folder: Path, root: Path, report: Report) -> None:
+    outcomes: dict[str, Outcome] = {}
+    for path in sorted(folder.iterdir()):
+        where = path.relative_to(root)
+        if path.is_symlink() or not path.is_dir():
+            _check_file(path, where, report)
+        elif _is_point(path):
+            outcome = _check_point(path, root, report)
+            if outcome is not None and not is_set_aside(path):
+                outcomes[path.name] = outcome
+        elif not any(path.iterdir()):
+            report.faults.append(f"{where}: empty folder, left by a run that was cut short")
+        else:
+            _walk(path, root, report)
+    summary = folder / "summary.parquet"
+    if summary.is_file():
+        report.faults += [
+            f"{summary.relative_to(root)}: {fault}" for fault in _summary_faults(summary, outcomes)
+        ]
+
+
+def _check_file(path: Path, where: Path, report: Report) -> None:
+    if is_temporary(path):
+        report.faults.append(f"{where}: half-written file of a run that was cut short: delete it")
+    elif path.name != "summary.parquet" and path.name not in ALLOWED_BESIDE:
+        report.faults.append(f"{where}: does not belong into a results folder")
+
+
+def _check_point(folder: Path, root: Path, report: Report) -> Outcome | None:
+    """The outcome of a valid point. A run that was cut short and set aside claims nothing."""
+    if is_set_aside(folder) and not (folder / "point.json").exists():
+        return None
+    outcome, faults = load_point(folder)
+    report.faults += [f"{folder.relative_to(root)}/{fault}" for fault in faults]
+    if faults:
+        return None
+    report.num_valid += 1
+    return outcome
+
+
+def _summary_faults(path: Path, outcomes: dict[str, Outcome]) -> list[str]:
+    """The summary is a function of the point folders beside it: compute it again and compare."""
+    faults = [fault.removeprefix("summary.parquet: ") for fault in table_faults(path, SUMMARY)]
+    if faults:
+        return faults
+    rows = pq.read_table(path).to_pylist()
+    found = {_key(row): row for row in rows}
+    if len(found) != len(rows):
+        faults.append(f"{len(rows)} rows for {len(found)} points and contenders, want one each")
+    want = {_key(row): row for row in summary_rows(outcomes.values())}
+    faults += [f"row {_spell(key)} has no valid point folder" for key in found if key not in want]
+    faults += [
+        f"row {_spell(key)} is missing: the next run of this experiment writes it"
+        for key in want
+        if key not in found
+    ]
+    for key in found.keys() & want.keys():
+        for column in SUMMARY.names:
+            if column not in _NOT_OF_THE_POINT and found[key][column] != want[key][column]:
+                faults.append(
+                    f"row {_spell(key)}: {column} is {found[key][column]}, "
+                    f"the point folder gives {want[key][column]}"
+                )
+    return sorted(faults)
+
+
+def _key(row: dict[str, object]) -> tuple[object, ...]:
+    return row["config_id"], row["build_id"], row["contender"]
+
+
+def _spell(key: tuple[object, ...]) -> str:
+    return f"{key[0]}-{key[1]} {key[2] or 'without contender'}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

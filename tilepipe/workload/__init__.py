@@ -1,0 +1,35 @@
+"""What a batch of tokens asks for: routing drawn or recorded, and the bytes and FLOPs it costs.
+
+Knows nothing of tiles, sends, fabrics or devices.
+"""
+
+from tilepipe.workload.routing import Imbalance, Routing, draw, imbalance
+from tilepipe.workload.shapes import (
+    GemmShape,
+    Traffic,
+    dedup_bytes,
+    gemm_shape,
+    grouped_gemm_flops,
+    logical_bytes,
+    row_bytes,
+    wire_bytes,
+)
+from tilepipe.workload.trace import Trace, deal, read_trace
+
+__all__ = [
+    "GemmShape",
+    "Imbalance",
+    "Routing",
+    "Trace",
+    "Traffic",
+    "deal",
+    "dedup_bytes",
+    "draw",
+    "gemm_shape",
+    "grouped_gemm_flops",
+    "imbalance",
+    "logical_bytes",
+    "read_trace",
+    "row_bytes",
+    "wire_bytes",
+]

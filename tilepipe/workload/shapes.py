@@ -1,0 +1,117 @@
+"""Bytes and FLOPs that a routing costs, as named formulas.
+
+Knows nothing of how rows are laid out, cut into tiles or moved.
+
+Only payload rows count: not the 8 bytes of `row_home` beside each row, nor flags or counts.
+Combine moves the same rows the other way: its totals are these, its `sent_bytes` are what is
+`received_bytes` here.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilepipe.config.choices import Dtype, Operation
+from tilepipe.config.schemas import Workload
+from tilepipe.workload.routing import Routing
+
+__all__ = [
+    "GemmShape",
+    "Traffic",
+    "dedup_bytes",
+    "gemm_shape",
+    "grouped_gemm_flops",
+    "logical_bytes",
+    "row_bytes",
+    "wire_bytes",
+]
+
+_ELEMENT_BYTES = {Dtype.bf16: 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """Payload bytes of one launch of dispatch."""
+
+    total_bytes: int
+    sent_bytes: tuple[int, ...]  # by source rank
+    received_bytes: tuple[int, ...]  # by the rank that owns the expert
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmShape:
+    """One expert's weight: `n` output columns, `k` summed over."""
+
+    n: int
+    k: int
+
+
+def row_bytes(workload: Workload) -> int:
+    """One token row: hidden x bytes of an element."""
+    return workload.hidden * _ELEMENT_BYTES[workload.dtype]
+
+
+def logical_bytes(routing: Routing, *, row_bytes: int) -> Traffic:
+    """Per (token, expert): valid slots x row_bytes, rows that stay on their rank included."""
+    return _traffic(_rows_between(routing), row_bytes)
+
+
+def wire_bytes(routing: Routing, *, row_bytes: int) -> Traffic:
+    """What crosses a link, per (token, expert): valid slots on another rank x row_bytes."""
+    rows = _rows_between(routing)
+    np.fill_diagonal(rows, 0)
+    return _traffic(rows, row_bytes)
+
+
+def dedup_bytes(routing: Routing, *, row_bytes: int) -> Traffic:
+    """Per (token, rank): ranks that own an expert of the token x row_bytes, own rank included."""
+    num_ranks = len(routing.topk_idx)
+    rows = np.zeros((num_ranks, num_ranks), dtype=np.int64)
+    for source, owners in enumerate(_owners(routing)):
+        for owner in range(num_ranks):
+            rows[source, owner] = np.count_nonzero((owners == owner).any(axis=1))
+    return _traffic(rows, row_bytes)
+
+
+def gemm_shape(workload: Workload, operation: Operation) -> GemmShape | None:
+    """The weight an operation multiplies with; None where there is no GEMM."""
+    match operation:
+        case Operation.grouped_gemm | Operation.dispatch_gemm:
+            # Gate and up lie side by side in one weight.
+            return GemmShape(n=2 * workload.intermediate, k=workload.hidden)
+        case Operation.gemm_combine:
+            return GemmShape(n=workload.hidden, k=workload.intermediate)
+        case Operation.dispatch | Operation.combine:
+            return None
+
+
+def grouped_gemm_flops(num_rows: int, shape: GemmShape) -> int:
+    """2 (multiply and add) x rows x n x k; padding rows do not count."""
+    return 2 * num_rows * shape.n * shape.k
+
+
+def _owners(routing: Routing) -> list[NDArray[np.int32]]:  # per rank (num_tokens, num_topk)
+    """The rank that owns each slot's expert, -1 where the slot is dropped."""
+    num_experts_per_rank = routing.num_experts // len(routing.topk_idx)
+    # Floor division keeps -1 at -1.
+    return [ids // np.int32(num_experts_per_rank) for ids in routing.topk_idx]
+
+
+def _rows_between(routing: Routing) -> NDArray[np.int64]:  # (source rank, owning rank)
+    num_ranks = len(routing.topk_idx)
+    return np.array(
+        [np.bincount(owners[owners >= 0], minlength=num_ranks) for owners in _owners(routing)],
+        dtype=np.int64,
+    )
+
+
+def _traffic(
+    rows: NDArray[np.int64],  # (source rank, owning rank)
+    row_bytes: int,
+) -> Traffic:
+    return Traffic(
+        total_bytes=int(rows.sum()) * row_bytes,
+        sent_bytes=tuple((rows.sum(axis=1) * row_bytes).tolist()),
+        received_bytes=tuple((rows.sum(axis=0) * row_bytes).tolist()),
+    )
