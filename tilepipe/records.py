@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-__all__ = ["BreakdownTerm", "Interval", "Outcome", "Point", "RankRecord", "Sample", "Status", "Verdict"]
+__all__ = [
+    "BreakdownTerm",
+    "Interval",
+    "Outcome",
+    "Point",
+    "RankRecord",
+    "Sample",
+    "Status",
+    "Verdict",
+]
 
 
 class Status(Enum):

@@ -15,9 +15,9 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from tilepipe.config.collect import point_from
 from tilepipe.config.identity import device_name
 from tilepipe.config.register import CONF_DIR, register, scratch
+from tilepipe.launch.collect import point_from
 from tilepipe.records import Point
 
 __all__ = ["main"]

@@ -86,11 +86,11 @@ class HotExpertRouting(_Routing):
 
 @dataclass(kw_only=True)
 class HotRankRouting(_Routing):
-    """One rank whose experts a share of the tokens choose."""
+    """One rank whose experts every slot prefers."""
 
     law: Law = Law.hot_rank
     hot_rank: int
-    hot_share: float  # of the tokens
+    hot_share: float  # of the slots
 
     def __post_init__(self) -> None:
         super().__post_init__()

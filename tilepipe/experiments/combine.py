@@ -46,9 +46,7 @@ class Combine:
         return whole_launch(host.combine(self._y, self._out))
 
     def check(self, contender: str, launch: int, stage: str) -> list[Verdict]:
-        return [
-            self._oracle.check_combined(launch, self._out, contender=contender, stage=stage)
-        ]
+        return [self._oracle.check_combined(launch, self._out, contender=contender, stage=stage)]
 
     def counts(self) -> dict[str, int]:
         return self.session.counts()

@@ -9,7 +9,7 @@ from tilepipe.experiments.session import Components, Session, computing_stage, w
 from tilepipe.experiments.trial import measure
 from tilepipe.fabric.host import HeapPlace
 from tilepipe.host.delays import NO_DELAYS, Delays
-from tilepipe.host.rank import Form
+from tilepipe.host.launch import Form
 from tilepipe.measure.gate import BF16_POISON, compare_exact, poison
 from tilepipe.records import RankRecord, Verdict
 

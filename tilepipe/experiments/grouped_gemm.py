@@ -5,8 +5,6 @@ Knows nothing of other operations.
 
 import time
 
-import numpy as np
-
 from tilepipe.config.schemas import Config
 from tilepipe.experiments.oracle import Oracle
 from tilepipe.experiments.session import Components, Session, computing_stage

@@ -39,7 +39,9 @@ class Oracle:
             for source, ids in enumerate(routing.topk_idx)
         ]
         local = [_local(ids, self._first_expert, num_local) for ids in routing.topk_idx]
-        self._names = moe.dispatch(names, local, num_experts=num_local)
+        self._names = [
+            rows.astype(np.int64) for rows in moe.dispatch(names, local, num_experts=num_local)
+        ]
 
     def check_dispatched(
         self,
@@ -190,7 +192,8 @@ def _local(
 
 def _norms(rows: NDArray[np.float32]) -> NDArray[np.float32]:
     """Euclidean norm of each row; float32 sums of squares are exact enough for a bound."""
-    return np.sqrt(np.einsum("ij,ij->i", rows, rows)) * np.float32(1.001)
+    norms: NDArray[np.float32] = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+    return norms * np.float32(1.001)
 
 
 def _batches(num_tokens: int) -> list[NDArray[np.int64]]:

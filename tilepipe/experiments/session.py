@@ -3,6 +3,8 @@
 Knows nothing of any one operation, of oracles, files and tables.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,7 +18,8 @@ from tilepipe.config.schemas import (
 from tilepipe.fabric.host import HeapPlace
 from tilepipe.host.delays import NO_DELAYS, Delays
 from tilepipe.host.gemm import GroupedGemm
-from tilepipe.host.rank import HostRank, Shape, Stamps
+from tilepipe.host.launch import Stamps
+from tilepipe.host.rank import HostRank, Shape
 from tilepipe.schedule.settings import PlanSettings, num_chunks_of
 from tilepipe.workload import payload, shapes
 from tilepipe.workload.routing import Routing, draw
@@ -37,7 +40,7 @@ def plan_settings(config: Config) -> PlanSettings:
     num_chunks = num_n_tiles
     if config.operation is Operation.gemm_combine:
         num_chunks = num_chunks_of(workload.hidden * _BF16_BYTES, num_n_tiles)
-    chosen = {}
+    chosen: dict[str, Any] = {}
     if not isinstance(kernel, GroupedGemmKernel):
         chosen |= {"granularity": kernel.granularity, "order": kernel.order}
     if isinstance(kernel, CombineKernel | GemmCombineKernel):

@@ -3,22 +3,32 @@
 Knows nothing of what an operation does; see `Trial` for what it must offer.
 """
 
-from collections.abc import Mapping
+from functools import partial
 from typing import Protocol
 
 from tilepipe.experiments.session import Components, Session
 from tilepipe.measure.contenders import run_interleaved
-from tilepipe.records import RankRecord, Verdict
+from tilepipe.records import RankRecord, Sample, Verdict
 
 __all__ = ["Trial", "measure"]
+
+
+# Payload number of the launches before timing; timed ones count on from it.
+_GATE_LAUNCH = 1
 
 
 class Trial(Protocol):
     """One operation on one rank. Every rank calls the same methods in the same order."""
 
     session: Session
-    contenders: tuple[str, ...]  # timed, interleaved
-    checked: tuple[str, ...]  # contenders whose outputs the oracle knows
+
+    @property
+    def contenders(self) -> tuple[str, ...]:
+        """Names of what is timed, interleaved."""
+
+    @property
+    def checked(self) -> tuple[str, ...]:
+        """Contenders whose outputs the oracle knows."""
 
     def prepare(self, contender: str, launch: int) -> None:
         """Write the inputs of a launch; outside every window."""
@@ -42,29 +52,26 @@ def measure(trial: Trial) -> RankRecord:
     With a failed gate on any rank no rank takes a sample.
     """
     heap, config = trial.session.host.heap, trial.session.config
-    launch = 1
     verdicts: list[Verdict] = []
     for contender in trial.checked:
         # One payload for all, so that contenders may be compared with each other bit for bit.
-        trial.prepare(contender, launch)
+        trial.prepare(contender, _GATE_LAUNCH)
         trial.poison(contender)
         heap.barrier()
         trial.run(contender)
-        verdicts += trial.check(contender, launch, "before")
-    samples = ()
+        verdicts += trial.check(contender, _GATE_LAUNCH, "before")
+    samples: tuple[Sample, ...] = ()
     if heap.all_agree(all(verdict.passed for verdict in verdicts)):
         last_launch: dict[str, int] = {}
 
-        def timed(contender: str) -> Mapping[str, tuple[int, int]]:
-            nonlocal launch
-            launch += 1
+        def timed(contender: str, number: int) -> Components:
+            last_launch[contender] = launch = _GATE_LAUNCH + 1 + number
             trial.prepare(contender, launch)
-            last_launch[contender] = launch
             heap.barrier()
             return trial.run(contender)
 
         samples = run_interleaved(
-            {name: lambda _, name=name: timed(name) for name in trial.contenders},
+            {name: partial(timed, name) for name in trial.contenders},
             num_warmups=config.measure.num_warmups,
             num_iters=config.measure.num_iters,
             barrier=heap.barrier,

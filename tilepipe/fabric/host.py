@@ -133,7 +133,9 @@ class HostHeap:
             words[self.rank] = target  # single writer: this rank; each peer reads its own copy
         self.watch.until(
             lambda: bool((own >= target).all()),
-            lambda: f"barrier {target}: ranks {np.flatnonzero(own < target).tolist()} are not there",
+            lambda: (
+                f"barrier {target}: ranks {np.flatnonzero(own < target).tolist()} are not there"
+            ),
             limit_s=self._start_limit_s,
         )
 

@@ -12,9 +12,17 @@ from numpy.typing import NDArray
 from tilepipe.config.choices import Granularity
 from tilepipe.fabric.host import ArraySpec, HostHeap
 from tilepipe.schedule.layout import tile_capacity
+from tilepipe.schedule.plan import HomePlan
 from tilepipe.schedule.settings import PlanSettings
 
-__all__ = ["DispatchTarget", "HomeTarget", "dispatch_specs", "home_specs", "pack_home", "unpack_home"]
+__all__ = [
+    "DispatchTarget",
+    "HomeTarget",
+    "dispatch_specs",
+    "home_specs",
+    "pack_home",
+    "unpack_home",
+]
 
 _SLOT_BITS, _TOKEN_BITS = 16, 32
 
@@ -120,3 +128,9 @@ class HomeTarget:
     def counters(self) -> list[NDArray[Any]]:
         """Launch counters of this rank, zeroed at every launch."""
         return [self.token_ready[self.rank], self.rank_ready[self.rank]]
+
+    def preset(self, home: HomePlan) -> None:
+        """Write thresholds where counters would grow, so that no wait ever blocks (rule 6)."""
+        expected = home.token_expected
+        self.token_ready[self.rank][: len(expected), self.rank] = expected
+        self.rank_ready[self.rank][...] = home.rank_expected

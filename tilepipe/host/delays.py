@@ -17,9 +17,10 @@ class Delays:
     send_ms: float = 0.0  # before every send ticket
     mid_send_ms: float = 0.0  # once, halfway through the tickets
     check_ms: float = 0.0  # at every look at a flag by the GEMM
-    gemm_ms: float = 0.0  # once a GEMM
+    gemm_ms: float = 0.0  # at every M tile of the GEMM
     last_read_ms: float = 0.0  # before the last received rows are read
     hold_last_send: bool = False  # keep the last ticket until this rank has computed a tile
+    hold_last_tile: bool = False  # keep the last M tile until this rank has pushed a ticket
 
 
 NO_DELAYS = Delays()

@@ -69,7 +69,8 @@ class LaunchGate:
             ),
         )
         self._check_fingerprints(own[:, -1] & _LOW)
-        return (own[:, :-1] & _LOW).astype(np.int32)
+        counts: NDArray[np.int32] = (own[:, :-1] & _LOW).astype(np.int32)
+        return counts
 
     def reopen(self, counters: Sequence[NDArray[Any]]) -> None:
         """Open a launch whose plan is known from an earlier exchange (rule 5)."""

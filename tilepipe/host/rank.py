@@ -11,15 +11,12 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tilepipe.fabric.host import ArraySpec, HeapPlace, HostHeap
-from tilepipe.fabric.watch import PeerAborted
 from tilepipe.host.buffers import (
     DispatchTarget,
     HomeTarget,
@@ -31,23 +28,13 @@ from tilepipe.host.combine import CompletionQueue, Pusher, reduce_tokens, wait_h
 from tilepipe.host.delays import NO_DELAYS, pause
 from tilepipe.host.dispatch import Arrivals, send_rows
 from tilepipe.host.gemm import GroupedGemm
+from tilepipe.host.launch import Form, Stamps, TwoThreads
 from tilepipe.host.protocol import LaunchGate, gate_specs
 from tilepipe.schedule.layout import check_capacity, count_rows, row_capacity, tile_capacity
 from tilepipe.schedule.plan import RankPlan, make_rank_plan, plan_home, plan_returns
 from tilepipe.schedule.settings import PlanSettings
 
-__all__ = ["Form", "HostRank", "Shape", "Stamps"]
-
-
-class Form(Enum):
-    """How the parts of an operation meet in one launch; every form computes the same bits."""
-
-    fused = "fused"  # communication and GEMM at once, meeting at flags
-    sequential = "sequential"  # one after the other, nothing overlaps
-    gemm_all = "gemm_all"  # the GEMM with neither flags nor communication
-    gemm_flags = "gemm_flags"  # the GEMM looking at flags that are all set (dispatch -> GEMM)
-    gemm_publish = "gemm_publish"  # the GEMM raising flags that nobody reads (GEMM -> combine)
-    gemm_contended = "gemm_contended"  # the same, while communication runs into a spare buffer
+__all__ = ["HostRank", "Shape"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,21 +47,6 @@ class Shape:
     tile_n: int = 256
     capacity_factor: float | None = None
     spare: bool = False  # keep spare buffers for Form.gemm_contended
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stamps:
-    """Moments of one launch on this rank, monotonic nanoseconds."""
-
-    start_ns: int  # the launch is asked for
-    planned_ns: int  # gate passed, plan made
-    computed_ns: int  # the computing thread has ended
-    sent_ns: int  # the sending thread has ended; equal to computed_ns where nothing is sent
-    early: int = 0  # fused: M tiles computed before the last row came, or pushes before the last tile
-
-    @property
-    def end_ns(self) -> int:
-        return max(self.computed_ns, self.sent_ns)
 
 
 class HostRank:
@@ -114,7 +86,7 @@ class HostRank:
         self._queue = CompletionQueue(
             settings, rows=self.capacity, tiles=tile_capacity(settings, self.capacity)
         )
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"send-{rank}")
+        self._threads = TwoThreads(self.heap)
         self.delays = NO_DELAYS
         self.plan: RankPlan | None = None
 
@@ -166,7 +138,7 @@ class HostRank:
 
     def close(self) -> None:
         """End the sending thread; peers may still read this rank's memory."""
-        self._pool.shutdown(wait=True)
+        self._threads.close()
 
     # Launches. Each runs on all ranks at once, in the same order.
 
@@ -175,7 +147,7 @@ class HostRank:
         start_ns, plan, arrivals = self._open_dispatch(spare=False)
         planned_ns = time.monotonic_ns()
         sending = self._sending(plan, x, self._targets[0])
-        return self._run(start_ns, planned_ns, compute=arrivals.wait_all, send=sending)
+        return self._threads.run(start_ns, planned_ns, compute=arrivals.wait_all, send=sending)
 
     def dispatch_gemm(
         self,
@@ -197,21 +169,27 @@ class HostRank:
         def compute() -> None:
             if form is Form.sequential:
                 arrivals.wait_all()
-            pause(self.delays.gemm_ms)
-            before = None if form is Form.sequential else arrivals.wait_tile
-            if form is Form.fused:
-                before = early.watching(arrivals.wait_tile)
-            gemm.run(
-                plan, self.recv_x, out, before_tile=before, after_store=lambda *_: first_tile.set()
-            )
+
+            def before_tile(tile: int) -> None:
+                pause(self.delays.gemm_ms)
+                if form is not Form.sequential:
+                    arrivals.wait_tile(tile)
+                if form is Form.fused:
+                    early.count()
+
+            def after_store(m_tile: int, n_tile: int) -> None:
+                first_tile.set()
+
+            gemm.run(plan, self.recv_x, out, before_tile=before_tile, after_store=after_store)
             first_tile.set()
 
         target = self._targets[1 if contended else 0]
         sending = None
         if form is not Form.gemm_flags:
-            sending = self._sending(plan, x, target, first_tile)
-        stamps = self._run(start_ns, planned_ns, compute=compute, send=sending)
-        return _with_early(stamps, early.num_early)
+            held_for = first_tile if form is Form.fused else None
+            sending = self._sending(plan, x, target, held_for)
+        stamps = self._threads.run(start_ns, planned_ns, compute=compute, send=sending)
+        return replace(stamps, early=early.num_early)
 
     def grouped_gemm(
         self, a: NDArray[np.uint16], gemm: GroupedGemm, out: NDArray[np.uint16]
@@ -220,10 +198,9 @@ class HostRank:
         start_ns = time.monotonic_ns()
 
         def compute() -> None:
-            pause(self.delays.gemm_ms)
-            gemm.run(self.current_plan, a, out)
+            gemm.run(self.current_plan, a, out, before_tile=lambda _: pause(self.delays.gemm_ms))
 
-        return self._run(start_ns, start_ns, compute=compute, send=None)
+        return self._threads.run(start_ns, start_ns, compute=compute, send=None)
 
     def combine(
         self,
@@ -233,7 +210,9 @@ class HostRank:
         """Push every row home and reduce the tokens of this rank as they complete."""
         start_ns, pusher = self._open_combine(y, spare=False)
         planned_ns = time.monotonic_ns()
-        return self._run(start_ns, planned_ns, compute=self._reducing(out), send=pusher.push_all)
+        return self._threads.run(
+            start_ns, planned_ns, compute=self._reducing(out), send=pusher.push_all
+        )
 
     def push(self, y: NDArray[np.uint16]) -> Stamps:  # (capacity, home_hidden)
         """Push every row home and wait for all that come here; nothing is reduced."""
@@ -243,12 +222,13 @@ class HostRank:
         def wait() -> None:
             wait_home(self._homes[0], self._home_plan, self.watch, epoch=self.gate.epoch)
 
-        return self._run(start_ns, planned_ns, compute=wait, send=pusher.push_all)
+        return self._threads.run(start_ns, planned_ns, compute=wait, send=pusher.push_all)
 
     def reduce(self, out: NDArray[np.uint16]) -> Stamps:
         """Reduce rows that an earlier combine brought home; no gate, nothing is waited for."""
+        self._homes[0].preset(self._home_plan)
         start_ns = time.monotonic_ns()
-        return self._run(start_ns, start_ns, compute=self._reducing(out), send=None)
+        return self._threads.run(start_ns, start_ns, compute=self._reducing(out), send=None)
 
     def gemm_combine(
         self,
@@ -268,11 +248,18 @@ class HostRank:
         computed = threading.Event()
         pushed_before_last = 0
 
+        def before_tile(tile: int) -> None:
+            pause(self.delays.gemm_ms)
+            last = tile == plan.layout.num_tiles - 1
+            if self.delays.hold_last_tile and form is Form.fused and last:
+                self.watch.until(
+                    lambda: pusher.num_pushed > 0, lambda: "role GEMM, held tile: nothing is pushed"
+                )
+
         def compute() -> None:
             nonlocal pushed_before_last
-            pause(self.delays.gemm_ms)
             after = None if form is Form.sequential else queue.tile_stored
-            gemm.run(plan, a, y, after_store=after)
+            gemm.run(plan, a, y, before_tile=before_tile, after_store=after)
             pushed_before_last = pusher.num_pushed
             computed.set()
             if form in (Form.fused, Form.sequential):
@@ -286,8 +273,8 @@ class HostRank:
                 pusher.push_as_completed(queue)
 
         sending = None if form is Form.gemm_publish else send
-        stamps = self._run(start_ns, planned_ns, compute=compute, send=sending)
-        return _with_early(stamps, pushed_before_last if form is Form.fused else 0)
+        stamps = self._threads.run(start_ns, planned_ns, compute=compute, send=sending)
+        return replace(stamps, early=pushed_before_last if form is Form.fused else 0)
 
     # Parts of launches.
 
@@ -303,9 +290,7 @@ class HostRank:
         epoch = self.gate.epoch
         plan = make_rank_plan(self.rank, self._topk_idx, counts, self.settings, epoch=epoch)
         self.plan = plan
-        arrivals = Arrivals(
-            plan, self._targets[0], self.watch, epoch=epoch, delays=self.delays
-        )
+        arrivals = Arrivals(plan, self._targets[0], self.watch, epoch=epoch, delays=self.delays)
         return start_ns, plan, arrivals
 
     def _open_combine(self, y: NDArray[np.uint16], *, spare: bool) -> tuple[int, Pusher]:
@@ -341,7 +326,9 @@ class HostRank:
         settings, tile_n = self.settings, self.shape.tile_n
         chunks = [settings.chunk_of_n_tile(n) for n in range(settings.num_n_tiles)]
         starts = [chunks.index(chunk) * tile_n for chunk in range(settings.num_chunks)]
-        return [slice(a, b) for a, b in zip(starts, [*starts[1:], self.shape.home_hidden], strict=True)]
+        return [
+            slice(a, b) for a, b in zip(starts, [*starts[1:], self.shape.home_hidden], strict=True)
+        ]
 
     def _sending(
         self,
@@ -373,39 +360,6 @@ class HostRank:
             delays=self.delays,
         )
 
-    def _run(
-        self,
-        start_ns: int,
-        planned_ns: int,
-        *,
-        compute: Callable[[], None],
-        send: Callable[[], None] | None,
-    ) -> Stamps:
-        """Run both threads to their end; a failure of either stops the other and all peers."""
-        sending = None if send is None else self._pool.submit(self._guarded, send)
-        try:
-            compute()
-            computed_ns = time.monotonic_ns()
-            sent_ns = computed_ns if sending is None else sending.result()
-        except BaseException as error:
-            self.heap.abort()
-            cause = _first_cause(error, sending)
-            if cause is error:
-                raise
-            raise cause from None
-        return Stamps(
-            start_ns=start_ns, planned_ns=planned_ns, computed_ns=computed_ns, sent_ns=sent_ns
-        )
-
-    def _guarded(self, send: Callable[[], None]) -> int:
-        """Send and stamp the end; on failure the computing thread must not wait for the rows."""
-        try:
-            send()
-        except BaseException:
-            self.heap.abort()
-            raise
-        return time.monotonic_ns()
-
 
 class _Early:
     """Counts M tiles that the GEMM took up before the last row had arrived."""
@@ -415,28 +369,6 @@ class _Early:
         self._all_here = False
         self.num_early = 0
 
-    def watching(self, wait_tile: Callable[[int], None]) -> Callable[[int], None]:
-        def wait_and_count(tile: int) -> None:
-            wait_tile(tile)
-            self._all_here = self._all_here or self._arrivals.num_arrived() >= self._total
-            self.num_early += not self._all_here
-
-        return wait_and_count
-
-
-def _with_early(stamps: Stamps, early: int) -> Stamps:
-    return Stamps(
-        start_ns=stamps.start_ns,
-        planned_ns=stamps.planned_ns,
-        computed_ns=stamps.computed_ns,
-        sent_ns=stamps.sent_ns,
-        early=early,
-    )
-
-
-def _first_cause(error: BaseException, sending: "Future[int] | None") -> BaseException:
-    """The error to report: that of the sending thread where this one merely followed it."""
-    other = None if sending is None else sending.exception()
-    if isinstance(error, PeerAborted) and other is not None:
-        return other
-    return error
+    def count(self) -> None:
+        self._all_here = self._all_here or self._arrivals.num_arrived() >= self._total
+        self.num_early += not self._all_here

@@ -34,7 +34,7 @@ class Interrupted(Exception):
 
 @dataclass
 class RanksFailed(Exception):
-    """A point that did not end well; `reason` is one sentence, `log` the first rank's last lines."""
+    """A point that did not end well: `reason` in one sentence, `log` a rank's last lines."""
 
     status: Status
     reason: str
@@ -130,7 +130,9 @@ def _explain(log_dir: Path, exits: dict[int, int], first: int, limit_s: float) -
     lines = _log_of(log_dir, first)
     log = _last_lines(lines)
     if any(line.startswith("Timeout (") for line in lines):
-        reason = f"launch.time_limit_s={limit_s:g}: rank {first} had not ended; its stack is in its log"
+        reason = (
+            f"launch.time_limit_s={limit_s:g}: rank {first} had not ended; its stack is in its log"
+        )
         return RanksFailed(Status.timeout, reason, log)
     code = exits[first]
     if code == -signal.SIGKILL:

@@ -101,7 +101,9 @@ def breakdown_table(outcomes: Sequence[Outcome]) -> Table:
         table.add_column(name.replace("_", " "), justify="right")
     for outcome, row in zip(timed, firsts, strict=True):
         values = {term.term: term.interval for term in outcome.terms}
-        cells = [_ms(None if (found := values.get(name)) is None else found.value) for name in names]
+        cells = [
+            _ms(None if (found := values.get(name)) is None else found.value) for name in names
+        ]
         table.add_row(*(_cell(row[axis]) for axis in axes), *cells)
     return table
 
@@ -118,9 +120,7 @@ def _title(rows: Sequence[Mapping[str, Any]], what: str) -> str:
 
 
 def _shown_axes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [
-        axis for axis in _AXES if axis in _ALWAYS or len({row[axis] for row in rows}) > 1
-    ]
+    return [axis for axis in _AXES if axis in _ALWAYS or len({row[axis] for row in rows}) > 1]
 
 
 def _in_order(names: Any) -> list[str]:

@@ -5,8 +5,8 @@ Knows nothing of files; which contender stands for which stage is said here and 
 
 from collections.abc import Sequence
 
-from tilepipe.records import BreakdownTerm, Point, RankRecord
 from tilepipe.measure.stats import integer_median
+from tilepipe.records import BreakdownTerm, Point, RankRecord
 from tilepipe.results.breakdown import breakdown_terms, overlap_figures
 from tilepipe.results.summary import Series, rate_figures, slowest_rank
 

@@ -16,8 +16,8 @@ __all__ = [
     "check_capacity",
     "count_rows",
     "first_rows",
-    "make_layout",
     "make_handout",
+    "make_layout",
     "row_capacity",
     "tile_capacity",
 ]
@@ -50,7 +50,6 @@ class ReceiveLayout:
     expert_first_row: NDArray[np.int32]  # (num_experts_per_rank + 1,) last one = extent
     tiles: NDArray[np.int32]  # (num_tiles, 3): local expert, first row, valid rows; hand-out order
     expert_first_tile: NDArray[np.int32]  # (num_experts_per_rank + 1,) prefix sum of tiles
-    source_rows: NDArray[np.int32]  # (num_ranks,) rows that each source rank sends here
 
     @property
     def num_rows(self) -> int:
@@ -70,14 +69,17 @@ class ReceiveLayout:
 def first_rows(
     counts: NDArray[np.int32],  # (num_ranks, num_experts): rows from source to expert
     settings: PlanSettings,
-) -> NDArray[np.int32]:  # (num_ranks, num_experts_per_rank + 1)
-    """First receive row of each expert on its rank; the last column is the rank's extent."""
+) -> NDArray[np.int64]:  # (num_ranks, num_experts_per_rank + 1)
+    """First receive row of each expert on its rank; the last column is the rank's extent.
+
+    64 bits: an extent past 2**31 must reach check_capacity as it is.
+    """
     rows = counts.sum(axis=0, dtype=np.int64).reshape(settings.num_ranks, -1)
     if settings.layout is Layout.padded:
         rows = -(-rows // settings.tile_m) * settings.tile_m
     offsets = np.zeros((settings.num_ranks, rows.shape[1] + 1), np.int64)
     np.cumsum(rows, axis=1, out=offsets[:, 1:])
-    return offsets.astype(np.int32)
+    return offsets
 
 
 def make_layout(
@@ -89,7 +91,7 @@ def make_layout(
     num_local = settings.num_experts_per_rank
     local = counts[:, rank * num_local : (rank + 1) * num_local]
     expert_rows = local.sum(axis=0, dtype=np.int32)
-    expert_first_row = first_rows(counts, settings)[rank]
+    expert_first_row = first_rows(counts, settings)[rank].astype(np.int32)
     tiles_of = -(-expert_rows // settings.tile_m)
     expert_first_tile = np.zeros(num_local + 1, np.int32)
     np.cumsum(tiles_of, out=expert_first_tile[1:])
@@ -103,7 +105,6 @@ def make_layout(
         expert_first_row=expert_first_row,
         tiles=np.stack([expert, first, valid], axis=1).astype(np.int32),
         expert_first_tile=expert_first_tile,
-        source_rows=local.sum(axis=1, dtype=np.int32),
     )
 
 
@@ -121,7 +122,7 @@ def make_handout(
     within = np.arange(num_m, dtype=np.int64) - layout.expert_first_tile[expert]
     m_tile = np.repeat(np.arange(num_m, dtype=np.int64), num_n)
     n_tile = np.tile(np.arange(num_n, dtype=np.int64), num_m)
-    chunk = n_tile * settings.num_chunks // num_n
+    chunk = np.array([settings.chunk_of_n_tile(n) for n in range(num_n)])[n_tile]
     group = within // settings.raster_m
     order = np.lexsort((n_tile, m_tile, chunk, group[m_tile], expert[m_tile]))
     return np.stack([m_tile[order], n_tile[order]], axis=1).astype(np.int32)

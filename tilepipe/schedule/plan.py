@@ -21,14 +21,23 @@ from tilepipe.schedule.layout import (
 from tilepipe.schedule.sends import Runs, Tickets, cut_tickets, order_tickets
 from tilepipe.schedule.settings import PlanSettings
 
-__all__ = ["HomePlan", "RankPlan", "Readiness", "make_plan", "make_rank_plan", "plan_home", "plan_returns"]
+__all__ = [
+    "HomePlan",
+    "RankPlan",
+    "Readiness",
+    "make_plan",
+    "make_rank_plan",
+    "plan_home",
+    "plan_returns",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Readiness:
     """What the consumer of dispatched rows waits for.
 
-    With granularity token there are no counters: row r is ready once `flag[r] == epoch`.
+    With granularity token nobody raises a counter: row r is ready once `flag[r] == epoch`, and
+    `expected` says how many such flags make a tile.
     """
 
     counter_of_tile: NDArray[np.int32]  # (num_tiles,) counter that guards an M tile
@@ -70,11 +79,13 @@ def make_rank_plan(
     epoch: int,
 ) -> RankPlan:
     """Derive the plan of `rank` from its own routing and everybody's counts."""
+    assert topk_idx.shape[1] == settings.num_topk, f"{topk_idx.shape} for topk {settings.num_topk}"
     layout = make_layout(rank, counts, settings)
     flat = topk_idx.reshape(-1)
     valid = np.flatnonzero(flat >= 0)
-    # int16 keys sort by radix; expert numbers above 32 767 do not occur.
-    by_expert = valid[np.argsort(flat[valid].astype(np.int16), kind="stable")]
+    # The narrowest key that holds every expert: keys of one or two bytes sort by radix.
+    key = flat[valid].astype(np.min_scalar_type(settings.num_experts - 1))
+    by_expert = valid[np.argsort(key, kind="stable")]
     row_token = (by_expert // settings.num_topk).astype(np.int32)
     tickets = cut_tickets(_dispatch_runs(rank, counts, settings))
     return RankPlan(
@@ -115,14 +126,14 @@ def _dispatch_runs(rank: int, counts: NDArray[np.int32], settings: PlanSettings)
     rows = counts[rank].astype(np.int64)
     before = counts[:rank].sum(axis=0, dtype=np.int64)  # rows of lower ranks come first
     source_start = np.cumsum(rows) - rows
-    lo, hi = before // tile_m, np.where(rows > 0, (before + rows - 1) // tile_m + 1, 0)
+    lo, hi = before // tile_m, -(-(before + rows) // tile_m)
     num_runs = np.where(rows > 0, hi - lo, 0)
     expert = np.repeat(expert_of, num_runs)
     within = np.arange(len(expert)) - np.repeat(np.cumsum(num_runs) - num_runs, num_runs)
     tile_in_expert = lo[expert] + within
     begin = np.maximum(tile_in_expert * tile_m, before[expert])
     end = np.minimum((tile_in_expert + 1) * tile_m, before[expert] + rows[expert])
-    first_row = first_rows(counts, settings)[:, :-1].reshape(-1).astype(np.int64)
+    first_row = first_rows(counts, settings)[:, :-1].reshape(-1)
     tiles_of = (-(-counts.sum(axis=0, dtype=np.int64) // tile_m)).reshape(settings.num_ranks, -1)
     first_tile = (np.cumsum(tiles_of, axis=1) - tiles_of).reshape(-1)
     tile = first_tile[expert] + tile_in_expert
@@ -147,7 +158,8 @@ def _deadlines(
     """
     group_start = tile - tile_in_expert % settings.raster_m
     lead = sum(settings.chunk_of_n_tile(n) == 0 for n in range(settings.num_n_tiles))
-    return group_start * settings.num_n_tiles + (tile - group_start) * lead
+    deadline: NDArray[np.int64] = group_start * settings.num_n_tiles + (tile - group_start) * lead
+    return deadline
 
 
 def _readiness(layout: ReceiveLayout, settings: PlanSettings) -> Readiness:
@@ -173,8 +185,8 @@ def plan_returns(
     """Tickets that carry the rows of an expert rank home, in sending order.
 
     Rows of a tile come by (source rank, token), so the rows for one home are one run. Deadline =
-    the first token of the run, since a home reduces its tokens in their order; `edf_list` and
-    `token` therefore differ only in how a run's later tickets are placed.
+    the first token of the run, since a home reduces its tokens in their order; `token` goes by
+    the first token of each ticket instead.
     """
     expert, first, valid = (layout.tiles[:, column].astype(np.int64) for column in range(3))
     tile_of = np.repeat(np.arange(layout.num_tiles, dtype=np.int64), valid)

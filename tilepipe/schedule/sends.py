@@ -13,12 +13,15 @@ from tilepipe.schedule.settings import TICKET_ROWS, PlanSettings
 
 __all__ = ["Runs", "Tickets", "cut_tickets", "hash32", "order_tickets"]
 
-_UINT32 = 0xFFFFFFFF
+_UINT32 = np.uint64(0xFFFFFFFF)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Runs:
-    """Rows that one rank sends into one tile, one entry a run, in canonical order (peer, tile)."""
+    """Rows that one rank sends and that share a tile, one entry a run, in canonical order.
+
+    That is (peer, tile) on the way out and (tile, peer) on the way home.
+    """
 
     peer: NDArray[np.int32]  # rank that receives
     first_row: NDArray[np.int32]  # first row at the receiver (dispatch) or here (combine)
@@ -31,7 +34,7 @@ class Runs:
 
 @dataclass(frozen=True, kw_only=True)
 class Tickets:
-    """Pieces of runs of up to TICKET_ROWS rows, in sending order; every array has one entry each."""
+    """Pieces of runs of up to TICKET_ROWS rows, in sending order; one entry each."""
 
     peer: NDArray[np.int32]
     first_row: NDArray[np.int32]
@@ -52,9 +55,10 @@ def hash32(*words: int | NDArray[np.int64]) -> NDArray[np.uint32]:
     Every step is the finaliser of MurmurHash3 (Appleby, public domain) over 32-bit lanes, so that
     a kernel reproduces it with 32-bit integer arithmetic.
     """
-    state = np.asarray(0x9E3779B9, np.uint64)
+    state: NDArray[np.uint64] = np.asarray(0x9E3779B9, np.uint64)
     for word in words:
-        state = (state ^ (np.asarray(word).astype(np.uint64) & _UINT32)) & _UINT32
+        # Masked before NumPy sees it: a seed may be any Python integer.
+        state = state ^ np.asarray(word & 0xFFFFFFFF).astype(np.uint64)
         state = ((state ^ (state >> np.uint64(16))) * np.uint64(0x85EBCA6B)) & _UINT32
         state = ((state ^ (state >> np.uint64(13))) * np.uint64(0xC2B2AE35)) & _UINT32
         state = state ^ (state >> np.uint64(16))

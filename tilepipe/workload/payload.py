@@ -45,7 +45,8 @@ def row_bits(
     state ^= state >> np.uint32(15)
     state *= np.uint32(0x85EBCA77)
     state >>= np.uint32(24)
-    return _VALUES[state]
+    bits: NDArray[np.uint16] = _VALUES[state]
+    return bits
 
 
 def expert_weights(

@@ -1,0 +1,85 @@
+"""Overlap shown by counted events, and each injected delay in its own term of the breakdown."""
+
+import pytest
+
+from tests.experiments.groups import make_config, measure_group, random_routing
+from tilepipe.config.choices import Granularity, Operation
+from tilepipe.host.delays import NO_DELAYS, Delays
+from tilepipe.records import Point
+from tilepipe.results.accounting import account
+from tilepipe.workload.routing import Routing
+
+DELAY_MS = 20.0
+RANKS, EXPERTS = 2, 16
+
+
+def one_row_each() -> Routing:
+    """Every rank sends one row to every expert: as many tickets as experts, a tile an expert."""
+    routing = random_routing([EXPERTS] * RANKS, num_experts=EXPERTS, num_topk=1)
+    for ids in routing.topk_idx:
+        ids[:, 0] = range(EXPERTS)
+    return routing
+
+
+@pytest.mark.parametrize("granularity", list(Granularity))
+def test_tiles_are_computed_before_the_last_row_has_been_sent(granularity):
+    # Each rank keeps its last ticket, which goes to itself, until it has computed a tile. A GEMM
+    # that waited for all rows would never get there.
+    routing = one_row_each()
+    config = make_config(Operation.dispatch_gemm, routing, granularity=granularity)
+
+    (records,) = measure_group([config], routing, delays=[Delays(hold_last_send=True)] * RANKS)
+
+    assert all(1 <= record.counts["tiles_before_last_row"] < 8 for record in records)
+
+
+@pytest.mark.parametrize("granularity", list(Granularity))
+def test_rows_are_pushed_home_before_the_last_tile_has_been_computed(granularity):
+    routing = one_row_each()
+    config = make_config(Operation.gemm_combine, routing, granularity=granularity)
+
+    (records,) = measure_group([config], routing, delays=[Delays(hold_last_tile=True)] * RANKS)
+
+    assert all(record.counts["pushes_before_last_tile"] >= 1 for record in records)
+
+
+def terms_ms(operation, delays):
+    routing = one_row_each()
+    config = make_config(operation, routing, num_warmups=1, num_iters=5)
+    (records,) = measure_group([config], routing, delays=[delays] * RANKS)
+    point = Point(
+        name="test",
+        operation=operation.name,
+        executor="host",
+        config={"workload": {"num_experts": EXPERTS}},
+        choices={},
+        overrides=(),
+        config_id="",
+        build_id="",
+    )
+    terms, _ = account(point, records)
+    values = {term.term: term.interval.value for term in terms if term.interval is not None}
+    assert sum(values.values()) == 2 * values["e2e"]  # integers: the terms add up exactly
+    del values["e2e"]
+    return {term: value / 1e6 for term, value in values.items()}
+
+
+# 16 tickets a rank, 8 tiles a rank; a rank's sends and tiles are what makes it late.
+@pytest.mark.parametrize(
+    ("operation", "delays", "term", "expected_ms"),
+    [
+        (Operation.dispatch_gemm, Delays(send_ms=DELAY_MS), "late", 16 * DELAY_MS),
+        (Operation.dispatch_gemm, Delays(check_ms=DELAY_MS), "sync_tax", 8 * DELAY_MS),
+        (Operation.dispatch_gemm, Delays(gemm_ms=DELAY_MS), "gemm_all", 8 * DELAY_MS),
+        (Operation.gemm_combine, Delays(send_ms=DELAY_MS), "tail", 16 * DELAY_MS),
+        (Operation.gemm_combine, Delays(gemm_ms=DELAY_MS), "gemm_all", 8 * DELAY_MS),
+    ],
+)
+def test_a_delay_moves_its_own_term_by_its_own_amount(operation, delays, term, expected_ms):
+    before = terms_ms(operation, NO_DELAYS)
+    after = terms_ms(operation, delays)
+
+    moved = {name: after[name] - before[name] for name in before}
+    own = moved.pop(term)
+    assert own == pytest.approx(expected_ms, rel=0.1)
+    assert all(abs(other) < expected_ms / 10 for other in moved.values()), moved
