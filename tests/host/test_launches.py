@@ -45,7 +45,12 @@ def lag_of(launch, rank):
 
 def soak(rank, place, settings):
     shape = Shape(
-        max_tokens=MAX_TOKENS, dispatch_hidden=HIDDEN, home_hidden=WIDTH, tile_n=16, spare=True
+        max_tokens=MAX_TOKENS,
+        num_tokens=RANKS * MAX_TOKENS,
+        dispatch_hidden=HIDDEN,
+        home_hidden=WIDTH,
+        tile_n=16,
+        spare=True,
     )
     host = host_rank(rank, place, settings, shape)
     num_local = EXPERTS // RANKS
@@ -117,7 +122,7 @@ def fail_in_a_launch(rank, place, settings):
         rank,
         place,
         settings,
-        Shape(max_tokens=8, dispatch_hidden=HIDDEN),
+        Shape(max_tokens=8, num_tokens=16, dispatch_hidden=HIDDEN),
         topk_idx=np.zeros((8, TOPK), np.int32) + np.arange(TOPK, dtype=np.int32),
         watchdog_s=30,
     )
@@ -140,7 +145,7 @@ def leave_before_the_gate(rank, place, settings):
         rank,
         place,
         settings,
-        Shape(max_tokens=8, dispatch_hidden=HIDDEN),
+        Shape(max_tokens=8, num_tokens=16, dispatch_hidden=HIDDEN),
         topk_idx=np.zeros((8, 1), np.int32),
         watchdog_s=0.3,
     )
@@ -168,7 +173,7 @@ def other_settings(rank, place):
         rank,
         place,
         settings,
-        Shape(max_tokens=8, dispatch_hidden=HIDDEN),
+        Shape(max_tokens=8, num_tokens=16, dispatch_hidden=HIDDEN),
         topk_idx=np.zeros((8, 1), np.int32),
     )
     host.dispatch(np.zeros((8, HIDDEN), np.uint16))
@@ -186,7 +191,7 @@ def overflow(rank, place, settings):
         rank,
         place,
         settings,
-        Shape(max_tokens=8, dispatch_hidden=HIDDEN, capacity_factor=1.0),
+        Shape(max_tokens=8, num_tokens=16, dispatch_hidden=HIDDEN, capacity_factor=1.0),
         topk_idx=np.zeros((8, 1), np.int32),
     )
     host.dispatch(np.zeros((8, HIDDEN), np.uint16))

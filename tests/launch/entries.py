@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 from tilepipe.fabric.watch import PeerAborted, WatchdogTimeout
 from tilepipe.launch.worker import Job, at_job_boundary
@@ -77,3 +78,12 @@ def exits(job: Job) -> RankRecord:
 
 def hangs(job: Job) -> RankRecord:
     return _on_rank_one(job, lambda: time.sleep(600))
+
+
+def writes_its_pid_and_hangs(job: Job) -> RankRecord:
+    def body(job: Job, rank: int) -> RankRecord:
+        Path(job["log_dir"], f"pid-{rank}").write_text(str(os.getpid()))
+        time.sleep(600)
+        return _record(rank)
+
+    return at_job_boundary(job, body)

@@ -1,9 +1,15 @@
 """Whatever becomes of a rank, the driver learns its status, its sentence and its last lines."""
 
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
 import pytest
 
 from tests.launch import entries
-from tilepipe.launch.ranks import RanksFailed, start_ranks
+from tilepipe.launch.ranks import Interrupted, RanksFailed, start_ranks
 from tilepipe.records import Status
 
 TWO = ("launch.num_ranks=2", "workload.num_experts=8")
@@ -60,3 +66,38 @@ def test_a_rank_that_hangs_is_ended_at_its_limit_with_its_stack_in_the_log(point
         "launch.time_limit_s=2: rank 1 had not ended; its stack is in its log"
     )
     assert "entries.py" in failure.log
+
+
+def start_and_report(point, log_dir, ended):
+    try:
+        start_ranks(
+            point, log_dir=log_dir, spill_dir=log_dir, entry=entries.writes_its_pid_and_hangs
+        )
+    except Interrupted as error:
+        ended.write_text(str(error))
+
+
+@pytest.mark.parametrize(
+    ("sent", "told"), [(signal.SIGINT, "SIGINT"), (signal.SIGTERM, "SIGTERM"), (signal.SIGKILL, "")]
+)
+def test_no_rank_outlives_its_driver(point, log_dir, tmp_path, sent, told):
+    ended = tmp_path / "ended"
+    driver = multiprocessing.get_context("spawn").Process(
+        target=start_and_report, args=(point(*TWO), log_dir, ended)
+    )
+    driver.start()
+    wait_until(lambda: len(list(log_dir.glob("pid-*"))) == 2)
+    pids = [int(path.read_text()) for path in log_dir.glob("pid-*")]
+
+    os.kill(driver.pid, sent)
+    driver.join(20)
+
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    assert (ended.read_text() if ended.exists() else "") == told
+
+
+def wait_until(reached, limit_s=30.0):
+    deadline = time.monotonic() + limit_s
+    while not reached():
+        assert time.monotonic() < deadline, "not reached in time"
+        time.sleep(0.05)

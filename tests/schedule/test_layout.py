@@ -181,7 +181,7 @@ def test_the_worst_case_capacity_is_never_exceeded(wanted, max_tokens, hot, seed
         ]
     )
 
-    capacity = row_capacity(wanted, max_tokens=max_tokens, capacity_factor=None)
+    capacity = row_capacity(wanted, num_tokens=max_tokens * wanted.num_ranks, capacity_factor=None)
 
     check_capacity(counts, wanted, capacity)
     for rank in range(wanted.num_ranks):
@@ -220,7 +220,7 @@ def test_tile_capacity_is_reached_when_every_expert_has_a_last_tile_of_one_row()
 def test_row_capacity_by_hand(layout, factor, rows):
     settings = PlanSettings(num_ranks=2, num_experts=6, num_topk=2, tile_m=16, layout=layout)
 
-    assert row_capacity(settings, max_tokens=10, capacity_factor=factor) == rows
+    assert row_capacity(settings, num_tokens=20, capacity_factor=factor) == rows
 
 
 @given(case=cases())

@@ -39,7 +39,7 @@ def plan_settings(config: Config) -> PlanSettings:
     num_n_tiles = -(-gemm.n // kernel.tile_n) if gemm else 1
     num_chunks = num_n_tiles
     if config.operation is Operation.gemm_combine:
-        num_chunks = num_chunks_of(workload.hidden * _BF16_BYTES, num_n_tiles)
+        num_chunks = num_chunks_of(workload.hidden * _BF16_BYTES, kernel.tile_n * _BF16_BYTES)
     chosen: dict[str, Any] = {}
     if not isinstance(kernel, GroupedGemmKernel):
         chosen |= {"granularity": kernel.granularity, "order": kernel.order}
@@ -91,6 +91,7 @@ class Session:
             settings=self.settings,
             shape=Shape(
                 max_tokens=max(len(ids) for ids in self.routing.topk_idx),
+                num_tokens=sum(len(ids) for ids in self.routing.topk_idx),
                 dispatch_hidden=dispatch_hidden,
                 home_hidden=home_hidden,
                 tile_n=kernel.tile_n,

@@ -13,6 +13,7 @@ from tilepipe.config.choices import Granularity
 from tilepipe.fabric.watch import Watch
 from tilepipe.host.buffers import HomeTarget, unpack_home
 from tilepipe.host.delays import Delays, pause
+from tilepipe.schedule.completion import completion_capacity, plan_completion
 from tilepipe.schedule.layout import ReceiveLayout
 from tilepipe.schedule.plan import HomePlan, RankPlan
 from tilepipe.schedule.sends import Tickets
@@ -33,31 +34,19 @@ class CompletionQueue:
     next cell. A cell of an earlier launch carries another epoch, so nothing is reset.
     """
 
-    def __init__(self, settings: PlanSettings, *, rows: int, tiles: int) -> None:
+    def __init__(self, settings: PlanSettings, *, rows: int) -> None:
+        """`rows`: receive rows that this rank has room for."""
         self._settings = settings
-        cells = {
-            Granularity.tile: tiles * settings.num_chunks,
-            Granularity.token: rows,
-            Granularity.expert: settings.num_experts_per_rank,
-        }[settings.granularity]
-        self._cells = np.zeros(cells, np.int64)
+        self._cells = np.zeros(completion_capacity(settings, rows), np.int64)
         self._epoch = 0
 
     def open(self, layout: ReceiveLayout, epoch: int) -> None:
         """Begin a launch; the computing thread of the last one has ended."""
-        settings = self._settings
         self._layout, self._epoch, self._filled = layout, epoch, 0
-        self._chunk_tiles = np.bincount(
-            [settings.chunk_of_n_tile(n) for n in range(settings.num_n_tiles)]
-        )
-        self._left_of_chunk = np.tile(self._chunk_tiles, (layout.num_tiles, 1))
-        tiles_of_expert = np.diff(layout.expert_first_tile)
-        self._left_of_expert = tiles_of_expert * settings.num_n_tiles
-        self.num_units = {
-            Granularity.tile: layout.num_tiles * settings.num_chunks,
-            Granularity.token: layout.num_rows,
-            Granularity.expert: int((tiles_of_expert > 0).sum()),
-        }[settings.granularity]
+        plan = plan_completion(layout, self._settings)
+        self._left_of_chunk = plan.tiles_of_chunk.copy()
+        self._left_of_expert = plan.tiles_of_expert.copy()
+        self.num_units = plan.num_units
 
     def tile_stored(self, m_tile: int, n_tile: int) -> None:
         """Count one stored output tile and publish the units that it completes."""

@@ -30,7 +30,8 @@ from tilepipe.host.dispatch import Arrivals, send_rows
 from tilepipe.host.gemm import GroupedGemm
 from tilepipe.host.launch import Form, Stamps, TwoThreads
 from tilepipe.host.protocol import LaunchGate, gate_specs
-from tilepipe.schedule.layout import check_capacity, count_rows, row_capacity, tile_capacity
+from tilepipe.schedule.completion import chunk_columns
+from tilepipe.schedule.layout import check_capacity, count_rows, row_capacity
 from tilepipe.schedule.plan import RankPlan, make_rank_plan, plan_home, plan_returns
 from tilepipe.schedule.settings import PlanSettings
 
@@ -42,6 +43,7 @@ class Shape:
     """Sizes that decide what is allocated, equal on all ranks; 0 where an operation has no use."""
 
     max_tokens: int  # of any rank
+    num_tokens: int  # of the whole group
     dispatch_hidden: int = 0  # elements of a dispatched row
     home_hidden: int = 0  # elements of a row that returns
     tile_n: int = 256
@@ -65,7 +67,7 @@ class HostRank:
         """Reserve symmetric memory together with all peers; see HostHeap for what it raises."""
         self.rank, self.settings, self.shape = rank, settings, shape
         self.capacity = row_capacity(
-            settings, max_tokens=shape.max_tokens, capacity_factor=shape.capacity_factor
+            settings, num_tokens=shape.num_tokens, capacity_factor=shape.capacity_factor
         )
         self.heap = HostHeap(
             place,
@@ -83,9 +85,7 @@ class HostRank:
             DispatchTarget(self.heap, settings.granularity, suffix) for suffix in self._suffixes
         ]
         self._homes = [HomeTarget(self.heap, suffix) for suffix in self._suffixes]
-        self._queue = CompletionQueue(
-            settings, rows=self.capacity, tiles=tile_capacity(settings, self.capacity)
-        )
+        self._queue = CompletionQueue(settings, rows=self.capacity)
         self._threads = TwoThreads(self.heap)
         self.delays = NO_DELAYS
         self.plan: RankPlan | None = None
@@ -315,20 +315,11 @@ class HostRank:
             homes[-1],
             self._home_plan,
             self.watch,
-            chunk_columns=self._chunk_columns(),
+            chunk_columns=chunk_columns(self.settings, self.shape.tile_n, self.shape.home_hidden),
             epoch=epoch,
             delays=self.delays,
         )
         return start_ns, pusher
-
-    def _chunk_columns(self) -> list[slice]:
-        """Columns of each N chunk."""
-        settings, tile_n = self.settings, self.shape.tile_n
-        chunks = [settings.chunk_of_n_tile(n) for n in range(settings.num_n_tiles)]
-        starts = [chunks.index(chunk) * tile_n for chunk in range(settings.num_chunks)]
-        return [
-            slice(a, b) for a, b in zip(starts, [*starts[1:], self.shape.home_hidden], strict=True)
-        ]
 
     def _sending(
         self,

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -23,13 +24,14 @@ from tilepipe.records import RankRecord
 __all__ = ["Job", "at_job_boundary", "failure_paths", "rank_main"]
 
 # What a rank is told: config (resolved container), log_dir, heap_token, shm_dir, spill_dir,
-# time_limit_s; plain values, since it travels to a fresh process.
+# time_limit_s, driver_pid; plain values, since it travels to a fresh process.
 Job = dict[str, Any]
 
 # Threads of one rank hand the interpreter over after this long at the latest. Python's 5 ms would
 # make a computing thread wait for a whole tile's worth of sends.
 _SWITCH_INTERVAL_S = 50e-6
 _FOLLOWER_WAIT_S = 2.0
+_DRIVER_LOOK_S = 0.5
 
 
 def failure_paths(log_dir: Path) -> list[Path]:
@@ -52,6 +54,7 @@ def at_job_boundary(job: Job, body: Callable[[Job, int], RankRecord]) -> RankRec
     faulthandler.enable()
     faulthandler.dump_traceback_later(job["time_limit_s"], exit=True)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    _end_with(job["driver_pid"])
     logging.basicConfig(level=logging.INFO, format=f"[{rank}] %(message)s")
     try:
         record = body(job, rank)
@@ -72,6 +75,20 @@ def at_job_boundary(job: Job, body: Callable[[Job, int], RankRecord]) -> RankRec
         raise
     faulthandler.cancel_dump_traceback_later()
     return record
+
+
+def _end_with(driver_pid: int) -> None:
+    """End this process soon after the driver's end, however that came."""
+
+    def watch() -> None:
+        while True:
+            time.sleep(_DRIVER_LOOK_S)
+            try:
+                os.kill(driver_pid, 0)  # asks whether it lives, sends nothing
+            except ProcessLookupError:
+                os._exit(1)
+
+    threading.Thread(target=watch, name="driver-watch", daemon=True).start()
 
 
 def _run_point(job: Job, rank: int) -> RankRecord:

@@ -131,19 +131,19 @@ def make_handout(
 def row_capacity(
     settings: PlanSettings,
     *,
-    max_tokens: int,  # of any rank
+    num_tokens: int,  # of the whole group
     capacity_factor: float | None,
 ) -> int:
     """Receive rows to reserve on every rank, equal on all ranks.
 
     Worst case: every token of every rank picks as many experts here as it can. With a factor: that
-    multiple of the mean rows per rank under even routing. Both leave room for the padded layout.
+    multiple of the mean, num_tokens x num_topk / num_ranks. Both leave room for the padded layout.
     """
     num_local = settings.num_experts_per_rank
-    tokens = max_tokens * settings.num_ranks
-    rows = tokens * min(settings.num_topk, num_local)
+    rows = num_tokens * min(settings.num_topk, num_local)
     if capacity_factor is not None:
-        rows = min(rows, int(np.ceil(capacity_factor * max_tokens * settings.num_topk)))
+        mean = num_tokens * settings.num_topk / settings.num_ranks
+        rows = min(rows, int(np.ceil(capacity_factor * mean)))
     if settings.layout is Layout.padded:
         rows += num_local * (settings.tile_m - 1)
     return rows

@@ -91,27 +91,29 @@ def order_tickets(
     epoch: int,
     settings: PlanSettings,
 ) -> Tickets:
-    """Put tickets into sending order; tickets of one run keep theirs among themselves.
+    """Put tickets, which come in canonical order, into sending order.
+
+    Every sort is stable, so ties, and tickets of one run among themselves, stay as they came.
 
     edf: a queue per peer by deadline, all queues served ticket by ticket starting at rank + 1.
     edf_list: one list by deadline (in-cast: runs differ in length). expert: by expert. token: by
     the ticket's first token. random: runs by `hash32(seed, epoch, run)`.
     """
     turn = (tickets.peer.astype(np.int64) - rank - 1) % settings.num_ranks
-    piece = np.arange(len(tickets), dtype=np.int64)
     match settings.order:
         case Order.edf:
-            by_queue = np.lexsort((piece, tickets.deadline, turn))
+            by_queue = np.lexsort((tickets.deadline, turn))
             place = _place_in_group(turn, by_queue)
             order = np.lexsort((turn, place))
         case Order.edf_list:
-            order = np.lexsort((piece, turn, tickets.deadline))
+            order = np.lexsort((turn, tickets.deadline))
         case Order.expert:
-            order = np.lexsort((piece, tickets.expert))
+            order = np.argsort(tickets.expert, kind="stable")
         case Order.token:
-            order = np.lexsort((piece, tickets.expert, first_token))
+            order = np.argsort(first_token, kind="stable")
         case Order.random:
-            order = np.lexsort((piece, hash32(settings.seed, epoch, tickets.run.astype(np.int64))))
+            key = hash32(settings.seed, epoch, tickets.run.astype(np.int64))
+            order = np.argsort(key, kind="stable")
     return Tickets(**{name: getattr(tickets, name)[order] for name in Tickets.__annotations__})
 
 

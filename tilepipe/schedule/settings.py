@@ -4,6 +4,7 @@ Knows nothing of configuration files; an experiment fills it in.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tilepipe.config.choices import Granularity, HomeGranularity, Layout, Order
 
@@ -16,9 +17,18 @@ TICKET_ROWS = 16
 MIN_CHUNK_BYTES = 3584
 
 
-def num_chunks_of(row_bytes: int, num_n_tiles: int) -> int:
-    """N chunks of one row of GEMM -> combine: as many as keep each at MIN_CHUNK_BYTES or more."""
-    return max(1, min(row_bytes // MIN_CHUNK_BYTES, num_n_tiles))
+def num_chunks_of(row_bytes: int, tile_bytes: int) -> int:
+    """N chunks of one row of GEMM -> combine: as many as keep each at MIN_CHUNK_BYTES or more.
+
+    A chunk is whole N tiles, `tile_bytes` each but for the last, so the smallest one decides.
+    """
+    num_n_tiles = -(-row_bytes // tile_bytes)
+    for num_chunks in range(min(row_bytes // MIN_CHUNK_BYTES, num_n_tiles), 1, -1):
+        ends = [-(-chunk * num_n_tiles // num_chunks) for chunk in range(num_chunks + 1)]
+        edges = [min(end * tile_bytes, row_bytes) for end in ends]
+        if min(b - a for a, b in pairwise(edges)) >= MIN_CHUNK_BYTES:
+            return num_chunks
+    return 1
 
 
 @dataclass(frozen=True, kw_only=True)
