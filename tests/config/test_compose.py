@@ -42,7 +42,7 @@ def test_the_last_point_of_every_sweep_composes(experiment, hardware, container,
     if hardware == "cpu":
         assert 2 <= math.prod(len(values) for values in sweep.values()) <= 8
         assert (config.workload.hidden, config.launch.num_ranks) == (512, 4)
-        assert config.measure.num_iters == 3
+        assert config.measure.num_iters == 10
 
 
 def test_gpu_sweeps_are_those_of_the_reference(axes):

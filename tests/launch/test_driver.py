@@ -1,0 +1,197 @@
+"""A sweep ends with a row a point, a true exit code, and what was measured earlier still there."""
+
+import json
+from dataclasses import replace
+
+import pyarrow.parquet as pq
+import pytest
+
+from tilepipe import validate
+from tilepipe.launch import driver
+from tilepipe.launch.driver import run_points
+from tilepipe.launch.ranks import Interrupted, RanksFailed
+from tilepipe.records import RankRecord, Status, Verdict
+from tilepipe.results.files import StoreError
+
+TINY = ("workload=tiny", "measure=quick", "launch.num_ranks=2")
+
+
+def rows(folder):
+    table = pq.read_table(folder / "tiny" / "summary.parquet")
+    return {(row["status"], row["reason"]) for row in table.to_pylist()}
+
+
+def statuses(folder):
+    found = [json.loads(path.read_text()) for path in folder.glob("tiny/*/point.json")]
+    return sorted(document["status"] for document in found)
+
+
+def test_good_points_leave_valid_files_and_exit_code_0(point, tmp_path, capsys):
+    code = run_points([point(*TINY), point(*TINY, "kernel=combine")], results_dir=tmp_path)
+
+    assert code == 0
+    assert statuses(tmp_path) == ["ok", "ok"]
+    assert validate.main([str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "[2/2] ok: workload=tiny measure=quick launch.num_ranks=2 kernel=combine" in out
+    assert "2 points valid, 0 faults" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("workload.num_experts=9",), "workload.num_experts=9: must be a multiple of"),
+        (("workload.num_topk=99",), "workload.num_topk=99: must be at most"),
+        (("workload.hidden=1001",), "workload.hidden=1001: "),
+        (("kernel.copy=tma",), "kernel.copy=tma: the host executor has no copies"),
+        (("kernel.num_comm_ctas=8",), "kernel.num_comm_ctas=8: the host executor has no CTAs"),
+        (("routing=trace", "routing.path=/nowhere.jsonl"), "routing.path=/nowhere.jsonl: "),
+        (("kernel.capacity_factor=0.01",), "kernel.capacity_factor gives "),
+    ],
+)
+def test_a_wrong_value_is_a_row_with_one_sentence_and_the_other_points_run(
+    point, tmp_path, words, sentence
+):
+    code = run_points([point(*TINY, *words), point(*TINY)], results_dir=tmp_path)
+
+    assert code == 1
+    reasons = dict(sorted(rows(tmp_path)))
+    assert reasons["ok"] == ""
+    assert reasons["runtime_error"].startswith(sentence)
+    assert "\n" not in reasons["runtime_error"]
+
+
+def test_points_for_a_gpu_end_unsupported_and_that_is_no_error(point, tmp_path):
+    code = run_points([point(*TINY[:2], "hardware=h200_x8")], results_dir=tmp_path)
+
+    assert code == 0
+    assert rows(tmp_path) == {
+        (
+            "unsupported",
+            "dispatch_gemm on hardware=h200_x8: this version has no GPU kernels; type hardware=cpu "
+            "to run it on the host executor",
+        )
+    }
+
+
+def fake_record(rank, *, passed):
+    verdict = Verdict(
+        contender="fused",
+        stage="after",
+        passed=passed,
+        num_values=8,
+        num_wrong=0 if passed else 3,
+        max_error=0.0 if passed else 1.5,
+        detail="" if passed else "3 of 8 values differ",
+    )
+    names = ("all_rows", "max_expert_rows", "max_rank_rows", "logical_bytes", "num_tokens")
+    return RankRecord(rank=rank, samples=(), verdicts=(verdict,), counts=dict.fromkeys(names, 4))
+
+
+def test_a_failed_gate_leaves_a_row_incorrect_and_no_time(point, tmp_path, monkeypatch):
+    records = (fake_record(0, passed=True), fake_record(1, passed=False))
+    monkeypatch.setattr(driver, "start_ranks", lambda *_, **__: records)
+
+    code = run_points([point(*TINY)], results_dir=tmp_path)
+
+    assert code == 1
+    assert rows(tmp_path) == {
+        (
+            "incorrect",
+            "fused on rank 1 differs from the oracle after timing: 3 of 8 values differ",
+        )
+    }
+    (samples,) = tmp_path.glob("tiny/*/samples.parquet")
+    assert pq.read_table(samples).num_rows == 0
+
+
+def test_a_sweep_goes_on_after_a_failed_point_and_keeps_its_log(point, tmp_path, monkeypatch):
+    real = driver.start_ranks
+
+    def fails_first(at, **kwargs):
+        if "kernel=dispatch" in at.overrides:
+            raise RanksFailed(Status.runtime_error, "rank 0 died by SIGSEGV", "last lines")
+        return real(at, **kwargs)
+
+    monkeypatch.setattr(driver, "start_ranks", fails_first)
+
+    code = run_points([point(*TINY, "kernel=dispatch"), point(*TINY)], results_dir=tmp_path)
+
+    assert code == 1
+    assert statuses(tmp_path) == ["ok", "runtime_error"]
+    (log,) = tmp_path.glob("tiny/*/logs/first_failure.log")
+    assert log.read_text() == "last lines\n"
+
+
+def test_a_point_is_run_once_however_often_it_is_listed(point, tmp_path, monkeypatch):
+    ran = []
+
+    def count(at, **kwargs):
+        ran.append(at.folder)
+        raise RanksFailed(Status.timeout, "too long", "")
+
+    monkeypatch.setattr(driver, "start_ranks", count)
+
+    run_points([point(*TINY), point(*TINY)], results_dir=tmp_path)
+
+    assert len(ran) == 1
+
+
+def test_after_an_interrupt_the_points_that_ended_are_stored(point, tmp_path, monkeypatch, capsys):
+    real = driver.start_ranks
+
+    def interrupted(at, **kwargs):
+        if "kernel=dispatch" in at.overrides:
+            raise Interrupted("SIGINT")
+        return real(at, **kwargs)
+
+    monkeypatch.setattr(driver, "start_ranks", interrupted)
+
+    code = run_points([point(*TINY), point(*TINY, "kernel=dispatch")], results_dir=tmp_path)
+
+    assert code == 130
+    assert statuses(tmp_path) == ["ok"]
+    assert "stopped by SIGINT: 1 of 2 points did not run" in capsys.readouterr().err
+
+
+def test_an_unwritable_results_folder_is_said_before_anything_runs(point, tmp_path, capsys):
+    blocked = tmp_path / "file"
+    blocked.write_text("no folder")
+
+    code = run_points([point(*TINY)], results_dir=blocked / "outputs")
+
+    assert code == 2
+    assert capsys.readouterr().err == (
+        f"{blocked}/outputs: Not a directory: name a folder that can be written with results_dir=\n"
+    )
+
+
+def test_on_a_full_disk_the_sweep_ends_with_a_sentence_and_earlier_points_stay(
+    point, tmp_path, monkeypatch, capsys
+):
+    run_points([point(*TINY)], results_dir=tmp_path)
+    write = driver.write_outcome
+
+    def full(folder, outcome, facts):
+        if outcome.status is Status.ok:
+            raise StoreError(28, f"{folder}: No space left on device: free some space")
+        write(folder, outcome, facts)
+
+    monkeypatch.setattr(driver, "write_outcome", full)
+
+    points = [point(*TINY, "kernel=dispatch"), point(*TINY, "kernel=combine")]
+    code = run_points(points, results_dir=tmp_path)
+
+    assert code == 1
+    assert statuses(tmp_path) == ["ok"]
+    error = capsys.readouterr().err
+    assert "No space left on device: free some space; 2 of 2 points are not stored" in error
+
+
+def test_a_point_run_again_keeps_the_folder_of_the_first_run(point, tmp_path):
+    run_points([point(*TINY)], results_dir=tmp_path)
+    run_points([replace(point(*TINY))], results_dir=tmp_path)
+
+    folders = sorted(path.name for path in (tmp_path / "tiny").iterdir() if path.is_dir())
+    assert len(folders) == 2
+    assert folders[1] == f"{folders[0]}.1"

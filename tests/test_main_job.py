@@ -1,0 +1,180 @@
+"""The program as a user types it: every operation, order, granularity and layout, and a trace."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from tilepipe.config.choices import Granularity, HomeGranularity, Law, Layout, Operation, Order
+
+MOVING = [operation for operation in Operation if operation is not Operation.grouped_gemm]
+
+
+def run(*words, cwd):
+    return subprocess.run(
+        [sys.executable, "-m", "tilepipe.run", "hardware=cpu", "measure=quick", *words],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def summary(cwd, name):
+    return pq.read_table(cwd / "outputs" / name / "summary.parquet").to_pylist()
+
+
+@pytest.mark.parametrize("operation", [operation.name for operation in Operation])
+def test_every_operation_runs_over_every_layout_and_what_else_it_has(operation, tmp_path):
+    axes = ["kernel.layout=" + ",".join(layout.name for layout in Layout)]
+    if operation != "grouped_gemm":
+        axes.append("kernel.granularity=" + ",".join(member.name for member in Granularity))
+
+    done = run(f"kernel={operation}", "workload=tiny", "launch.num_ranks=2", *axes, cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    points = {row["config_id"] for row in summary(tmp_path, operation)}
+    assert len(points) == (2 if operation == "grouped_gemm" else 6)
+    assert {row["status"] for row in summary(tmp_path, operation)} == {"ok"}
+
+
+@pytest.mark.parametrize("operation", [operation.name for operation in MOVING])
+def test_every_moving_operation_runs_in_every_order(operation, tmp_path):
+    orders = ",".join(order.name for order in Order)
+
+    done = run(
+        f"kernel={operation}",
+        "workload=tiny",
+        "launch.num_ranks=2",
+        f"kernel.order={orders}",
+        cwd=tmp_path,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert {row["order"] for row in summary(tmp_path, operation)} == set(orders.split(","))
+
+
+def test_home_may_wait_for_whole_ranks(tmp_path):
+    homes = ",".join(member.name for member in HomeGranularity)
+
+    done = run(
+        "kernel=combine,gemm_combine",
+        "workload=tiny",
+        "launch.num_ranks=2",
+        f"kernel.home_granularity={homes}",
+        "name=home",
+        cwd=tmp_path,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert len({row["config_id"] for row in summary(tmp_path, "home")}) == 4
+
+
+def test_laws_meet_ranks_and_operations(tmp_path):
+    laws = [law.name for law in Law if law is not Law.trace]
+
+    done = run(
+        "kernel=dispatch,gemm_combine",
+        f"routing={','.join(laws)}",
+        "workload=tiny",
+        "workload.num_topk=2",
+        "launch.num_ranks=4",
+        "name=laws",
+        cwd=tmp_path,
+    )
+
+    assert done.returncode == 0, done.stderr
+    found = {(row["operation"], row["law"]) for row in summary(tmp_path, "laws")}
+    assert found == {(op, law) for op in ("dispatch", "gemm_combine") for law in laws}
+
+
+def write_trace(path, num_tokens, num_experts, num_topk):
+    rng = np.random.default_rng(0)
+    lines = [{"type": "meta", "top_k": num_topk}]
+    ids = np.argsort(rng.random((num_tokens, num_experts)), axis=1)[:, :num_topk]
+    lines += [
+        {
+            "type": "route",
+            "layer": layer,
+            "token_idx": token,
+            "topk_ids": row,
+            "topk_weights": [1 / num_topk] * num_topk,
+        }
+        for layer in (3, 5)
+        for token, row in enumerate(ids.tolist())
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return np.bincount(ids.ravel(), minlength=num_experts)
+
+
+@pytest.mark.parametrize("experiment", ["dispatch_gemm", "gemm_combine"])
+def test_a_recorded_trace_is_one_point_with_all_its_tokens_and_its_imbalance(experiment, tmp_path):
+    loads = write_trace(tmp_path / "trace.jsonl", 203, 8, 2)
+
+    done = run(
+        f"+experiment={experiment}",
+        "workload=tiny",
+        "workload.num_experts=8",
+        "workload.num_topk=2",
+        "routing=trace",
+        "routing.path=trace.jsonl",
+        "routing.layer=5",
+        "launch.num_ranks=4",
+        cwd=tmp_path,
+    )
+
+    assert done.returncode == 0, done.stderr
+    rows = summary(tmp_path, experiment)
+    assert len({row["config_id"] for row in rows}) == 1
+    assert {row["num_tokens_total"] for row in rows} == {203}
+    assert rows[0]["expert_max_over_mean"] == pytest.approx(loads.max() / loads.mean())
+    by_rank = loads.reshape(4, 2).sum(axis=1)
+    assert rows[0]["rank_max_over_mean"] == pytest.approx(by_rank.max() / by_rank.mean())
+    assert f"{rows[0]['expert_max_over_mean']:.3g}" in done.stdout
+
+
+def test_a_typed_token_count_caps_a_trace(tmp_path):
+    write_trace(tmp_path / "trace.jsonl", 203, 8, 2)
+
+    done = run(
+        "kernel=dispatch",
+        "workload=tiny",
+        "workload.num_experts=8",
+        "workload.num_topk=2",
+        "workload.num_tokens=5",
+        "routing=trace",
+        "routing.path=trace.jsonl",
+        "routing.layer=3",
+        "launch.num_ranks=3",
+        "workload.num_experts=9",
+        cwd=tmp_path,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert {row["num_tokens_total"] for row in summary(tmp_path, "dispatch")} == {15}
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            ("routing=trace", "routing.path=trace.jsonl", "routing.layer=3"),
+            "workload.num_topk=4: trace.jsonl was recorded with topk 2; type workload.num_topk=2",
+        ),
+        (("kernel.order=fifo",), "Invalid value 'fifo', expected one of"),
+        (("workload.toknes=3",), "Key 'toknes' not in 'Workload'"),
+        (("kernel.tile_m=100",), "kernel.tile_m=100: must be a multiple of 16 in 16..1024"),
+        (("results_dir=/proc/none",), "/proc/none: "),
+    ],
+)
+def test_bad_input_leaves_one_clear_sentence_and_an_exit_code(words, sentence, tmp_path):
+    write_trace(tmp_path / "trace.jsonl", 20, 8, 2)
+
+    done = run("workload=tiny", "workload.num_topk=4", "launch.num_ranks=2", *words, cwd=tmp_path)
+
+    assert done.returncode != 0
+    assert sentence in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
