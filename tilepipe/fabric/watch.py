@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 __all__ = ["PeerAborted", "Watch", "WatchdogTimeout"]
 
 # A sleeping wait gives the interpreter lock and the core away; the first naps are short because a
-# row is often only microseconds out, the longest bounds how late a wait may notice.
+# row is often only microseconds out. Each look costs some 30 us of a core that others compute on, so
+# naps grow to where that is a few percent; the longest also bounds how late a wait may notice.
 _FIRST_NAP_S = 20e-6
-_LONGEST_NAP_S = 200e-6
+_LONGEST_NAP_S = 500e-6
 
 
 class WatchdogTimeout(RuntimeError):
@@ -44,10 +45,12 @@ class Watch:
         describe: Callable[[], str],
         *,
         limit_s: float | None = None,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         """Return once `ready()` is true; raise WatchdogTimeout or PeerAborted otherwise.
 
         `describe()` is called at the limit only; it says what was awaited and what was seen.
+        `sleep` may return early where another thread can tell that something has changed.
         """
         if ready():
             return
@@ -55,7 +58,7 @@ class Watch:
         deadline = time.monotonic() + limit_s
         nap = _FIRST_NAP_S
         while True:
-            time.sleep(nap)
+            sleep(nap)
             if ready():
                 return
             self.check_peers()

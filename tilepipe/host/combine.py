@@ -4,6 +4,7 @@ Knows nothing of how rows are computed.
 """
 
 import heapq
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -25,6 +26,9 @@ __all__ = ["CompletionQueue", "Pusher", "reduce_tokens", "wait_home"]
 # Tokens summed in one go; bounds the float32 scratch, has no effect on the result.
 _REDUCE_BATCH = 256
 
+# A sender that waits for the GEMM of its own process looks for peers that gave up this often.
+_LONGEST_WAIT_S = 0.05
+
 
 class CompletionQueue:
     """Units finished by the GEMM, in the order in which they were finished.
@@ -39,6 +43,7 @@ class CompletionQueue:
         self._settings = settings
         self._cells = np.zeros(completion_capacity(settings, rows), np.int64)
         self._epoch = 0
+        self._news = threading.Event()
 
     def open(self, layout: ReceiveLayout, epoch: int) -> None:
         """Begin a launch; the computing thread of the last one has ended."""
@@ -71,10 +76,16 @@ class CompletionQueue:
         word = int(self._cells[number])
         return word & 0xFFFFFFFF if word >> 32 == self._epoch else None
 
+    def sleep(self, nap_s: float) -> None:
+        """Sleep until a cell is filled: no look in vain takes the core from the GEMM."""
+        self._news.wait(_LONGEST_WAIT_S)
+        self._news.clear()
+
     def _publish(self, units: NDArray[np.int64]) -> None:
         end = self._filled + len(units)
         self._cells[self._filled : end] = (self._epoch << 32) | units
         self._filled = end
+        self._news.set()
 
 
 class Pusher:
@@ -127,6 +138,7 @@ class Pusher:
         self._watch.until(
             lambda: queue.unit(number) is not None,
             lambda: f"role push, epoch {self._epoch}, cell {number} of {queue.num_units}: empty",
+            sleep=queue.sleep,
         )
 
     def _entries(self, unit: int) -> Iterator[tuple[int, int, int, int]]:
