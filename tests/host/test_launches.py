@@ -137,7 +137,8 @@ def test_a_sender_that_fails_stops_all_ranks_and_its_own_error_is_told():
 
     assert (waiting.error, failing.error) == ("PeerAborted", "IndexError")
     assert "because rank 2 gave up" in waiting.text
-    assert idle is None  # it had sent its rows, and awaits none
+    # Rank 1 awaits no rows: it may have ended before the failure.
+    assert idle is None or "because rank 2 gave up" in idle.text
 
 
 def leave_before_the_gate(rank, place, settings):

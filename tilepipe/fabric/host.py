@@ -103,7 +103,7 @@ class HostHeap:
         try:
             maps = [self._map_peer(place, peer) for peer in range(num_ranks)]
             self._maps = maps
-            self.watch = Watch(rank, self.array(rank, "abort"), watchdog_s)
+            self.watch = Watch(rank, self.array(rank, "abort"), watchdog_s, give_up=self.abort)
             self.barrier()
         finally:
             own_path.unlink(missing_ok=True)

@@ -34,8 +34,11 @@ class Watch:
         rank: int,
         abort: NDArray[np.int64],  # (num_ranks,) nonzero once that peer has given up
         limit_s: float,
+        *,
+        give_up: Callable[[], None],  # tells all peers; called when a wait reaches its limit
     ) -> None:
         self._rank = rank
+        self._give_up = give_up
         self._abort = abort
         self._limit_s = limit_s
 
@@ -63,6 +66,7 @@ class Watch:
                 return
             self.check_peers()
             if time.monotonic() > deadline:
+                self._give_up()
                 raise WatchdogTimeout(
                     f"rank {self._rank} waited {limit_s:g} s (launch.watchdog_ms): {describe()}"
                 )

@@ -69,7 +69,7 @@ class TwoThreads:
             computed_ns = time.monotonic_ns()
             sent_ns = computed_ns if sending is None else sending.result()
         except BaseException as error:
-            self._heap.abort()
+            self._abort_for(error)
             cause = _first_cause(error, sending)
             if cause is error:
                 raise
@@ -82,10 +82,15 @@ class TwoThreads:
         """Send and stamp the end; on failure the computing thread must not wait for the rows."""
         try:
             send()
-        except BaseException:
-            self._heap.abort()
+        except BaseException as error:
+            self._abort_for(error)
             raise
         return time.monotonic_ns()
+
+    def _abort_for(self, error: BaseException) -> None:
+        """Stop this rank's other thread and all peers; one that only follows blames nobody anew."""
+        if not isinstance(error, PeerAborted):
+            self._heap.abort()
 
 
 def _first_cause(error: BaseException, sending: "Future[int] | None") -> BaseException:
