@@ -19,7 +19,8 @@ def command(monkeypatch, tmp_path):
     kept = []
     driver = types.ModuleType("tilepipe.launch.driver")
 
-    def run_points(points, *, results_dir):
+    def run_points(points, *, results_dir, announcement):
+        sys.stdout.write(announcement + "\n")
         kept.extend(points)
         kept.append(results_dir)
         return 7

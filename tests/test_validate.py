@@ -23,7 +23,7 @@ from tilepipe.records import (
     Verdict,
 )
 from tilepipe.results.schema import SCHEMA_VERSION
-from tilepipe.results.store import open_point_folder, write_outcome, write_summary
+from tilepipe.results.store import claim_folder, write_outcome, write_summary
 from tilepipe.validate import main, validate
 
 VERDICT = Verdict(
@@ -75,7 +75,8 @@ def made_up(config_id="c1", status=Status.ok):
 
 
 def store(root, outcome):
-    folder = open_point_folder(root, outcome.point)
+    with claim_folder(root, outcome.point) as folder:
+        pass
     write_outcome(folder, outcome, {})
     return folder
 
@@ -335,7 +336,8 @@ def test_a_missing_table_is_a_fault(root, file):
 
 
 def test_a_run_that_was_cut_short_is_named_with_its_half_written_file(root):
-    folder = open_point_folder(root, replace(made_up("c3").point))
+    with claim_folder(root, replace(made_up("c3").point)) as folder:
+        pass
     (folder / ".samples.parquet.77.tmp").write_bytes(b"PAR1")
     (root / "exp" / ".summary.parquet.77.tmp").write_bytes(b"PAR1")
     (root / "exp" / "c4-b1").mkdir()

@@ -44,11 +44,14 @@ class Point:
     overrides: tuple[str, ...]  # the words after `python -m tilepipe.run` that compose it again
     config_id: str
     build_id: str
+    build: dict[str, Any] = field(default_factory=dict)  # what build_id is the digest of
+    repetition: int = 0  # of the whole sweep
 
     @property
     def folder(self) -> str:
         """Name of the point's folder below `<results_dir>/<name>/`."""
-        return f"{self.config_id}-{self.build_id}"
+        repeated = f"-r{self.repetition}" if self.repetition else ""
+        return f"{self.config_id}-{self.build_id}{repeated}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,11 +28,11 @@ def main() -> int:
     points = _collect()
     if not points:
         return 0  # Hydra only showed something: --cfg, --info, --help
-    print(_announcement(points), flush=True)
     # Imported when there is something to run: the driver needs Parquet, which --cfg does not.
     from tilepipe.launch.driver import run_points
 
-    return run_points(points, results_dir=Path(points[0].config["results_dir"]))
+    results_dir = Path(points[0].config["results_dir"])
+    return run_points(points, results_dir=results_dir, announcement=_announcement(points))
 
 
 def _collect() -> list[Point]:

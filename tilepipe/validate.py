@@ -23,6 +23,7 @@ from tilepipe.results.check import (
     table_faults,
 )
 from tilepipe.results.schema import SUMMARY
+from tilepipe.results.store import WRAPPED_FOLDER
 from tilepipe.results.summary import summary_rows
 
 __all__ = ["Report", "main", "validate"]
@@ -76,6 +77,8 @@ def _walk(folder: Path, root: Path, report: Report) -> None:
     outcomes: dict[str, Outcome] = {}
     for path in sorted(folder.iterdir()):
         where = path.relative_to(root)
+        if path.name == WRAPPED_FOLDER and path.parent == root:
+            continue  # what tools wrote: no measurements
         if path.is_symlink() or not path.is_dir():
             _check_file(path, where, report)
         elif _is_point(path):
@@ -139,11 +142,12 @@ def _summary_faults(path: Path, outcomes: dict[str, Outcome]) -> list[str]:
 
 
 def _key(row: dict[str, object]) -> tuple[object, ...]:
-    return row["config_id"], row["build_id"], row["contender"]
+    return row["config_id"], row["build_id"], row["contender"], row["repetition"]
 
 
 def _spell(key: tuple[object, ...]) -> str:
-    return f"{key[0]}-{key[1]} {key[2] or 'without contender'}"
+    repetition = f" repetition {key[3]}" if key[3] else ""
+    return f"{key[0]}-{key[1]} {key[2] or 'without contender'}{repetition}"
 
 
 if __name__ == "__main__":

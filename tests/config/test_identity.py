@@ -61,6 +61,10 @@ def test_identifiers_are_short_and_repeatable(container):
     assert all(set(word) <= set("0123456789abcdef") for word in ids)
 
 
+def build_of(hardware):
+    return identity.build_id(identity.build_facts(hardware))
+
+
 def test_sources_that_make_a_number_change_the_build_id(tmp_path, monkeypatch, container):
     for package in ("host", "run"):
         (tmp_path / package).mkdir()
@@ -73,15 +77,15 @@ def test_sources_that_make_a_number_change_the_build_id(tmp_path, monkeypatch, c
         if package is not None:
             (tmp_path / package / "module.py").write_text("a = 2\n")
         identity._sources.cache_clear()
-        ids.append(identity.build_id(hardware))
+        ids.append(build_of(hardware))
 
     assert ids[0] == ids[1] != ids[2]
 
 
 def test_another_machine_changes_the_build_id(container, monkeypatch):
     hardware = container()["hardware"]
-    here = identity.build_id(hardware)
+    here = build_of(hardware)
     monkeypatch.setattr(detect, "gpu_names", lambda: ("NVIDIA H200",))
 
-    assert identity.build_id(hardware) != here
+    assert build_of(hardware) != here
     assert identity.device_name() == "1 x NVIDIA H200"

@@ -1,6 +1,5 @@
 """Whole groups of ranks that measure operations of one configuration, in forked processes."""
 
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,9 +7,9 @@ import numpy as np
 
 from tests.host.ranks import Failed, run_ranks
 from tilepipe.config import schemas
-from tilepipe.config.choices import Fabric, Operation
+from tilepipe.config.choices import Fabric, Operation, Resume
 from tilepipe.config.schemas import Config
-from tilepipe.experiments import session
+from tilepipe.experiments import entry, session
 from tilepipe.fabric.host import HeapPlace
 from tilepipe.host.delays import NO_DELAYS, Delays
 from tilepipe.records import RankRecord
@@ -75,6 +74,10 @@ def make_config(
             num_ranks=num_ranks, fabric=Fabric.host, watchdog_ms=watchdog_ms, time_limit_s=120.0
         ),
         results_dir="unused",
+        resume=Resume.none,
+        dry_run=False,
+        fail_fast=False,
+        repetitions=1,
     )
 
 
@@ -99,10 +102,9 @@ def _measure_all(
     session.draw = lambda *_, **__: routing  # this process only
     records = []
     for number, config in enumerate(configs):
-        module = importlib.import_module(f"tilepipe.experiments.{config.operation.name}")
         own_place = HeapPlace(token=f"{place.token}-{number}", shm_dir=place.shm_dir)
         own_delays = delays[rank] if delays else NO_DELAYS
-        records.append(module.run_rank(config, rank=rank, place=own_place, delays=own_delays))
+        records.append(entry.run_rank(config, rank=rank, place=own_place, delays=own_delays))
     return records
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.experiments.groups import make_config, random_routing, wrong_verdicts
 from tests.host.ranks import Failed, run_ranks
 from tilepipe.config.choices import Granularity, Operation
-from tilepipe.experiments import dispatch_gemm, gemm_combine, session
+from tilepipe.experiments import entry, session
 from tilepipe.host import combine, dispatch, gemm, protocol
 from tilepipe.host.delays import Delays
 from tilepipe.host.gemm import GroupedGemm
@@ -77,15 +77,15 @@ def with_a_tile_left_out():
     return Delays()
 
 
-def broken(rank, place, module, config, break_it):
+def broken(rank, place, config, break_it):
     session.draw = lambda *_, **__: ROUTING
     delays = break_it()
-    return module.run_rank(config, rank=rank, place=place, delays=delays)
+    return entry.run_rank(config, rank=rank, place=place, delays=delays)
 
 
-def wrong(module, operation, break_it, **kernel):
+def wrong(operation, break_it, **kernel):
     config = make_config(operation, ROUTING, tile_m=16, tile_n=16, num_iters=2, **kernel)
-    results = run_ranks(2, broken, module, config, break_it)
+    results = run_ranks(2, broken, config, break_it)
     assert not [result.text for result in results if isinstance(result, Failed)]
     samples = [len(result.samples) for result in results]
     return wrong_verdicts(results), samples
@@ -96,13 +96,13 @@ def wrong(module, operation, break_it, **kernel):
     [without_waits_for_rows, with_half_the_threshold, without_zeroing],
 )
 def test_dispatch_gemm_that_reads_rows_too_early_is_incorrect(break_it):
-    found, _ = wrong(dispatch_gemm, Operation.dispatch_gemm, break_it)
+    found, _ = wrong(Operation.dispatch_gemm, break_it)
 
     assert found
 
 
 def test_rows_of_an_earlier_launch_are_found_after_the_timed_loop():
-    found, samples = wrong(dispatch_gemm, Operation.dispatch_gemm, with_rows_of_the_launch_before)
+    found, samples = wrong(Operation.dispatch_gemm, with_rows_of_the_launch_before)
 
     assert found
     assert all(" after: " in sentence for sentence in found)
@@ -110,16 +110,14 @@ def test_rows_of_an_earlier_launch_are_found_after_the_timed_loop():
 
 
 def test_rows_in_each_others_slots_are_found_and_nothing_is_timed():
-    found, samples = wrong(
-        dispatch_gemm, Operation.dispatch_gemm, with_rows_sent_to_a_neighbour_slot
-    )
+    found, samples = wrong(Operation.dispatch_gemm, with_rows_sent_to_a_neighbour_slot)
 
     assert any(" before: " in sentence for sentence in found)
     assert samples == [0, 0]
 
 
 def test_a_tile_that_is_never_computed_is_found():
-    found, samples = wrong(dispatch_gemm, Operation.dispatch_gemm, with_a_tile_left_out)
+    found, samples = wrong(Operation.dispatch_gemm, with_a_tile_left_out)
 
     assert any("never written" in sentence for sentence in found)
     assert samples == [0, 0]
@@ -128,7 +126,6 @@ def test_a_tile_that_is_never_computed_is_found():
 @pytest.mark.parametrize("granularity", list(Granularity))
 def test_gemm_combine_that_reduces_too_early_is_incorrect(granularity):
     found, _ = wrong(
-        gemm_combine,
         Operation.gemm_combine,
         without_waits_for_tokens,
         granularity=granularity,
@@ -138,10 +135,7 @@ def test_gemm_combine_that_reduces_too_early_is_incorrect(granularity):
 
 
 def test_without_anything_broken_the_same_set_up_is_correct():
-    for module, operation in (
-        (dispatch_gemm, Operation.dispatch_gemm),
-        (gemm_combine, Operation.gemm_combine),
-    ):
-        found, samples = wrong(module, operation, lambda: Delays(send_ms=2))
+    for operation in (Operation.dispatch_gemm, Operation.gemm_combine):
+        found, samples = wrong(operation, lambda: Delays(send_ms=2))
         assert found == []
         assert min(samples) > 0

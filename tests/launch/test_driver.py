@@ -1,7 +1,6 @@
 """A sweep ends with a row a point, a true exit code, and what was measured earlier still there."""
 
 import json
-from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
@@ -9,7 +8,8 @@ import pytest
 from tilepipe import validate
 from tilepipe.launch import driver
 from tilepipe.launch.driver import run_points
-from tilepipe.launch.ranks import Interrupted, RanksFailed
+from tilepipe.launch.ranks import RanksFailed
+from tilepipe.launch.stopping import Interrupted
 from tilepipe.records import RankRecord, Status, Verdict
 from tilepipe.results.files import StoreError
 
@@ -190,7 +190,7 @@ def test_on_a_full_disk_the_sweep_ends_with_a_sentence_and_earlier_points_stay(
 
 def test_a_point_run_again_keeps_the_folder_of_the_first_run(point, tmp_path):
     run_points([point(*TINY)], results_dir=tmp_path)
-    run_points([replace(point(*TINY))], results_dir=tmp_path)
+    run_points([point(*TINY, "resume=none")], results_dir=tmp_path)
 
     folders = sorted(path.name for path in (tmp_path / "tiny").iterdir() if path.is_dir())
     assert len(folders) == 2

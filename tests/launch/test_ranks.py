@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.launch import entries
-from tilepipe.launch.ranks import Interrupted, RanksFailed, start_ranks
+from tilepipe.launch.ranks import RanksFailed, start_ranks
+from tilepipe.launch.stopping import Interrupted
 from tilepipe.records import Status
 
 TWO = ("launch.num_ranks=2", "workload.num_experts=8")

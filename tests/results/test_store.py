@@ -19,8 +19,8 @@ from tilepipe.results.check import point_faults
 from tilepipe.results.files import StoreError, check_results_dir, write_bytes
 from tilepipe.results.schema import BREAKDOWN, PERFORMANCE_COLUMNS, SAMPLES, SUMMARY
 from tilepipe.results.store import (
-    hold_folder,
-    open_point_folder,
+    FolderBusy,
+    claim_folder,
     read_outcome,
     read_points,
     write_outcome,
@@ -28,6 +28,12 @@ from tilepipe.results.store import (
 )
 
 PROVENANCE = {"tilepipe": "0.1.0"}
+
+
+def open_point_folder(results_dir, point):
+    """The folder of a run that has ended."""
+    with claim_folder(results_dir, point) as folder:
+        return folder
 
 
 def stored(results_dir, outcome):
@@ -121,9 +127,10 @@ def test_an_existing_folder_is_renamed_and_never_overwritten(tmp_path, make_outc
 
 
 def test_a_folder_that_a_living_run_holds_is_refused(tmp_path, make_point):
-    folder = open_point_folder(tmp_path, make_point())
-
-    with hold_folder(folder), pytest.raises(StoreError, match="another run is measuring") as caught:
+    with (
+        claim_folder(tmp_path, make_point()),
+        pytest.raises(FolderBusy, match="another run is measuring") as caught,
+    ):
         open_point_folder(tmp_path, make_point())
 
     assert caught.value.errno == errno.EBUSY

@@ -15,6 +15,7 @@ __all__ = [
     "Layout",
     "Operation",
     "Order",
+    "Resume",
 ]
 
 
@@ -94,3 +95,11 @@ class Law(Enum):
     masked = "masked"  # uniform, with a share of the slots dropped
     ragged = "ragged"  # uniform, with another number of tokens on every rank
     trace = "trace"  # recorded from a real model, read from a file
+
+
+class Resume(Enum):
+    """Which points of an earlier run count as done; only ones of the same build ever do."""
+
+    ok = "ok"  # those that ended ok and whose files validate
+    any = "any"  # those that ended, however, and whose files validate
+    none = "none"  # no point; its older folder is set aside, never overwritten

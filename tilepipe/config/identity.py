@@ -14,24 +14,22 @@ from typing import Any
 
 from tilepipe.config import detect
 
-__all__ = ["build_id", "config_id", "device_name"]
+__all__ = ["build_facts", "build_id", "config_id", "device_name"]
 
 _CONFIG_ID_LENGTH = 12
 _BUILD_ID_LENGTH = 8
 # Packages whose sources make a number; the rest composes, launches, stores or shows it.
 _MAKERS = ("experiments", "fabric", "host", "measure", "reference", "schedule", "workload")
+# Root keys that say where and how a sweep runs, not what a point measures.
+_SWEEP_KEYS = ("name", "results_dir", "resume", "dry_run", "fail_fast", "repetitions")
 _LIBRARIES = ("numpy", "nvidia-cutlass-dsl", "torch")
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def config_id(container: dict[str, Any]) -> str:
-    """Digest of all that defines the measurement: not the folder, not when it is given up."""
-    defining = {
-        key: value for key, value in container.items() if key not in ("name", "results_dir")
-    }
-    launch = container["launch"]
-    limits = ("watchdog_ms", "time_limit_s")
-    defining["launch"] = {key: value for key, value in launch.items() if key not in limits}
+    """Digest of all that defines the measurement: not the folder, not how a sweep is run."""
+    defining = {key: value for key, value in container.items() if key not in _SWEEP_KEYS}
+    defining["launch"] = _without(container["launch"], "watchdog_ms", "time_limit_s", "wrap")
     routing = container["routing"]
     if "path" in routing:
         defining["routing"] = {**routing, "path": _content(routing["path"])}
@@ -42,16 +40,23 @@ def _without(group: dict[str, Any], *keys: str) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key not in keys}
 
 
-def build_id(hardware: dict[str, Any]) -> str:
-    """Digest of sources, library versions and the machine; `hardware` is the resolved group."""
-    made_by = {
-        "sources": _sources(),
+def build_facts(hardware: dict[str, Any]) -> dict[str, Any]:
+    """What made a point's numbers: sources by package, library versions and the machine.
+
+    `hardware` is the resolved group. Plain JSON values, so that two builds can be told apart.
+    """
+    return {
+        "sources": {maker: _sources(maker) for maker in _MAKERS},
         "versions": {library: version(library) for library in _LIBRARIES},
         "hardware": hardware,
-        "gpus": detect.gpu_names(),
+        "gpus": list(detect.gpu_names()),
         "cpu": cpu_model(),
     }
-    return _digest(made_by, _BUILD_ID_LENGTH)
+
+
+def build_id(facts: dict[str, Any]) -> str:
+    """Digest of `build_facts`."""
+    return _digest(facts, _BUILD_ID_LENGTH)
 
 
 def device_name() -> str:
@@ -75,9 +80,8 @@ def cpu_model() -> str:
 
 
 @cache
-def _sources() -> str:
-    paths = [path for maker in _MAKERS for path in (_PACKAGE / maker).rglob("*.py")]
-    return _files(sorted(paths))
+def _sources(maker: str) -> str:
+    return _files(sorted((_PACKAGE / maker).rglob("*.py")))
 
 
 @cache

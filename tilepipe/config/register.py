@@ -14,7 +14,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from tilepipe.config import detect, schemas
-from tilepipe.config.choices import Operation
+from tilepipe.config.choices import Operation, Resume
 from tilepipe.config.routings import ROUTINGS
 
 __all__ = ["CONF_DIR", "register", "scratch"]
@@ -35,6 +35,10 @@ class _Root:
     name: str
     operation: Operation
     results_dir: str
+    resume: Resume
+    dry_run: bool
+    fail_fast: bool
+    repetitions: int
     hardware: Any
     kernel: Any
     workload: Any

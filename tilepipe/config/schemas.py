@@ -18,6 +18,7 @@ from tilepipe.config.choices import (
     Layout,
     Operation,
     Order,
+    Resume,
 )
 from tilepipe.config.refuse import require, require_own
 from tilepipe.config.routings import (
@@ -60,6 +61,7 @@ __all__ = [
     "Workload",
     "ZipfRouting",
     "check_config",
+    "check_sweep",
     "config_from_dict",
 ]
 
@@ -209,6 +211,8 @@ class Launch:
     fabric: Fabric
     watchdog_ms: int  # one wait inside a launch
     time_limit_s: float  # the whole point
+    # A command that starts each rank, {dir} and {rank} filled in; inline: this process; null: none.
+    wrap: str | None = None
 
     def __post_init__(self) -> None:
         require(self.num_ranks >= 1, "launch.num_ranks", self.num_ranks, "must be 1 or more")
@@ -229,6 +233,20 @@ class Config:
     measure: Measure
     launch: Launch
     results_dir: str
+    resume: Resume
+    dry_run: bool
+    fail_fast: bool
+    repetitions: int
+
+
+def check_sweep(container: dict[str, Any]) -> None:
+    """Refuse root keys with which no point of a sweep could be run or kept."""
+    name, rounds = container["name"], container["repetitions"]
+    plain = name not in ("", ".", "..") and "/" not in name and name.isprintable()
+    require(plain, "name", name, "must be the name of one folder, without slashes")
+    require(name != "wrapped", "name", name, "is the folder of launch.wrap; take another")
+    require(rounds >= 1, "repetitions", rounds, "must be 1 or more")
+    require(container["results_dir"] != "", "results_dir", "", "must name a folder")
 
 
 KERNELS: dict[Operation, type[Kernel]] = {
@@ -258,6 +276,10 @@ def config_from_dict(container: dict[str, Any]) -> Config:
         measure=_build(Measure, "measure", container),
         launch=_build(Launch, "launch", container),
         results_dir=container["results_dir"],
+        resume=_member(Resume, "resume", container["resume"]),
+        dry_run=container["dry_run"],
+        fail_fast=container["fail_fast"],
+        repetitions=container["repetitions"],
     )
 
 
@@ -297,6 +319,7 @@ def check_config(config: Config) -> None:
     _check_sizes(config)
     _check_experts(config)
     _check_executor(config)
+    _check_wrap(config)
 
 
 _ELEM_BYTES = {Dtype.bf16: 2}
@@ -350,6 +373,15 @@ def _check_experts(config: Config) -> None:
     if isinstance(routing, HotRankRouting):
         hot, allowed = routing.hot_rank, f"must be in 0..{num_ranks - 1}"
         require(0 <= hot < num_ranks, "routing.hot_rank", hot, allowed)
+
+
+def _check_wrap(config: Config) -> None:
+    """Inside this process there is room for one rank."""
+    num_ranks = config.launch.num_ranks
+    if config.launch.wrap == "inline":
+        require(num_ranks == 1, "launch.num_ranks", num_ranks, "launch.wrap=inline runs one rank")
+    named = config.launch.wrap is None or config.launch.wrap.strip() != ""
+    require(named, "launch.wrap", config.launch.wrap, "type a command, inline, or null")
 
 
 def _check_executor(config: Config) -> None:

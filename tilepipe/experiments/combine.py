@@ -5,14 +5,11 @@ Knows nothing of other operations.
 
 from tilepipe.config.schemas import Config
 from tilepipe.experiments.oracle import Oracle
-from tilepipe.experiments.session import Components, Session, computing_stage, whole_launch
-from tilepipe.experiments.trial import measure
-from tilepipe.fabric.host import HeapPlace
-from tilepipe.host.delays import NO_DELAYS, Delays
+from tilepipe.experiments.session import Components, Memory, Session, computing_stage, whole_launch
 from tilepipe.measure.gate import BF16_POISON, poison
-from tilepipe.records import RankRecord, Verdict
+from tilepipe.records import Verdict
 
-__all__ = ["Combine", "run_rank"]
+__all__ = ["TRIAL", "Combine"]
 
 
 class Combine:
@@ -20,6 +17,10 @@ class Combine:
 
     contenders = ("combine", "push", "reduce")
     checked = ("combine",)
+
+    @staticmethod
+    def memory(config: Config) -> Memory:
+        return Memory(home_hidden=config.workload.hidden)
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -52,10 +53,4 @@ class Combine:
         return self.session.counts()
 
 
-def run_rank(
-    config: Config, *, rank: int, place: HeapPlace, delays: Delays = NO_DELAYS
-) -> RankRecord:
-    """Measure the operation on this rank, all ranks together."""
-    hidden = config.workload.hidden
-    session = Session(config, rank=rank, place=place, home_hidden=hidden, delays=delays)
-    return measure(Combine(session))
+TRIAL = Combine

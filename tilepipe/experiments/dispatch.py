@@ -5,14 +5,11 @@ Knows nothing of other operations.
 
 from tilepipe.config.schemas import Config
 from tilepipe.experiments.oracle import Oracle
-from tilepipe.experiments.session import Components, Session, whole_launch
-from tilepipe.experiments.trial import measure
-from tilepipe.fabric.host import HeapPlace
-from tilepipe.host.delays import NO_DELAYS, Delays
+from tilepipe.experiments.session import Components, Memory, Session, whole_launch
 from tilepipe.measure.gate import poison
-from tilepipe.records import RankRecord, Verdict
+from tilepipe.records import Verdict
 
-__all__ = ["Dispatch", "run_rank"]
+__all__ = ["TRIAL", "Dispatch"]
 
 
 class Dispatch:
@@ -20,6 +17,10 @@ class Dispatch:
 
     contenders = ("dispatch",)
     checked = ("dispatch",)
+
+    @staticmethod
+    def memory(config: Config) -> Memory:
+        return Memory(dispatch_hidden=config.workload.hidden)
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -48,10 +49,4 @@ class Dispatch:
         return self.session.counts()
 
 
-def run_rank(
-    config: Config, *, rank: int, place: HeapPlace, delays: Delays = NO_DELAYS
-) -> RankRecord:
-    """Measure the operation on this rank, all ranks together."""
-    hidden = config.workload.hidden
-    session = Session(config, rank=rank, place=place, dispatch_hidden=hidden, delays=delays)
-    return measure(Dispatch(session))
+TRIAL = Dispatch

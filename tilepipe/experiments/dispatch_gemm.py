@@ -5,15 +5,12 @@ Knows nothing of other operations.
 
 from tilepipe.config.schemas import Config
 from tilepipe.experiments.oracle import Oracle
-from tilepipe.experiments.session import Components, Session, computing_stage, whole_launch
-from tilepipe.experiments.trial import measure
-from tilepipe.fabric.host import HeapPlace
-from tilepipe.host.delays import NO_DELAYS, Delays
+from tilepipe.experiments.session import Components, Memory, Session, computing_stage, whole_launch
 from tilepipe.host.launch import Form
 from tilepipe.measure.gate import compare_exact, poison
-from tilepipe.records import RankRecord, Verdict
+from tilepipe.records import Verdict
 
-__all__ = ["DispatchGemm", "run_rank"]
+__all__ = ["TRIAL", "DispatchGemm"]
 
 
 class DispatchGemm:
@@ -21,6 +18,10 @@ class DispatchGemm:
 
     contenders = ("fused", "sequential", "dispatch", "gemm_all", "gemm_flags", "gemm_contended")
     checked = ("fused", "sequential")
+
+    @staticmethod
+    def memory(config: Config) -> Memory:
+        return Memory(dispatch_hidden=config.workload.hidden, spare=True)
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -75,16 +76,4 @@ class DispatchGemm:
         return {**self.session.counts(), "tiles_before_last_row": max(self._early_tiles, default=0)}
 
 
-def run_rank(
-    config: Config, *, rank: int, place: HeapPlace, delays: Delays = NO_DELAYS
-) -> RankRecord:
-    """Measure the operation on this rank, all ranks together."""
-    session = Session(
-        config,
-        rank=rank,
-        place=place,
-        dispatch_hidden=config.workload.hidden,
-        spare=True,
-        delays=delays,
-    )
-    return measure(DispatchGemm(session))
+TRIAL = DispatchGemm

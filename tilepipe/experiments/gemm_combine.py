@@ -5,15 +5,12 @@ Knows nothing of other operations.
 
 from tilepipe.config.schemas import Config
 from tilepipe.experiments.oracle import Oracle
-from tilepipe.experiments.session import Components, Session, computing_stage, whole_launch
-from tilepipe.experiments.trial import measure
-from tilepipe.fabric.host import HeapPlace
-from tilepipe.host.delays import NO_DELAYS, Delays
+from tilepipe.experiments.session import Components, Memory, Session, computing_stage, whole_launch
 from tilepipe.host.launch import Form
 from tilepipe.measure.gate import BF16_POISON, compare_exact, poison
-from tilepipe.records import RankRecord, Verdict
+from tilepipe.records import Verdict
 
-__all__ = ["GemmCombine", "run_rank"]
+__all__ = ["TRIAL", "GemmCombine"]
 
 
 class GemmCombine:
@@ -29,6 +26,10 @@ class GemmCombine:
         "gemm_contended",
     )
     checked = ("fused", "sequential")
+
+    @staticmethod
+    def memory(config: Config) -> Memory:
+        return Memory(home_hidden=config.workload.hidden, spare=True)
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -84,16 +85,4 @@ class GemmCombine:
         return {**self.session.counts(), "pushes_before_last_tile": early}
 
 
-def run_rank(
-    config: Config, *, rank: int, place: HeapPlace, delays: Delays = NO_DELAYS
-) -> RankRecord:
-    """Measure the operation on this rank, all ranks together."""
-    session = Session(
-        config,
-        rank=rank,
-        place=place,
-        home_hidden=config.workload.hidden,
-        spare=True,
-        delays=delays,
-    )
-    return measure(GemmCombine(session))
+TRIAL = GemmCombine

@@ -7,14 +7,11 @@ import time
 
 from tilepipe.config.schemas import Config
 from tilepipe.experiments.oracle import Oracle
-from tilepipe.experiments.session import Components, Session, computing_stage
-from tilepipe.experiments.trial import measure
-from tilepipe.fabric.host import HeapPlace
-from tilepipe.host.delays import NO_DELAYS, Delays
+from tilepipe.experiments.session import Components, Memory, Session, computing_stage
 from tilepipe.measure.gate import poison
-from tilepipe.records import RankRecord, Verdict
+from tilepipe.records import Verdict
 
-__all__ = ["GroupedGemmAlone", "run_rank"]
+__all__ = ["TRIAL", "GroupedGemmAlone"]
 
 
 class GroupedGemmAlone:
@@ -22,6 +19,10 @@ class GroupedGemmAlone:
 
     contenders = ("gemm_all", "blas_per_expert")
     checked = contenders
+
+    @staticmethod
+    def memory(config: Config) -> Memory:
+        return Memory(dispatch_hidden=config.workload.hidden)
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -64,10 +65,4 @@ class GroupedGemmAlone:
         return self.session.counts()
 
 
-def run_rank(
-    config: Config, *, rank: int, place: HeapPlace, delays: Delays = NO_DELAYS
-) -> RankRecord:
-    """Measure the operation on this rank, all ranks together."""
-    hidden = config.workload.hidden
-    session = Session(config, rank=rank, place=place, dispatch_hidden=hidden, delays=delays)
-    return measure(GroupedGemmAlone(session))
+TRIAL = GroupedGemmAlone

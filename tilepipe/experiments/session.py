@@ -3,6 +3,7 @@
 Knows nothing of any one operation, of oracles, files and tables.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,16 @@ from tilepipe.schedule.settings import PlanSettings, num_chunks_of
 from tilepipe.workload import payload, shapes
 from tilepipe.workload.routing import Routing, draw
 
-__all__ = ["Components", "Session", "computing_stage", "plan_settings", "whole_launch"]
+__all__ = [
+    "Components",
+    "Memory",
+    "Session",
+    "computing_stage",
+    "plan_settings",
+    "routing_of",
+    "shape_of",
+    "whole_launch",
+]
 
 _BF16_BYTES = 2
 
@@ -58,46 +68,62 @@ def plan_settings(config: Config) -> PlanSettings:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """What an operation stores at its peers; 0 where it has no use for a part."""
+
+    dispatch_hidden: int = 0  # elements of a dispatched row
+    home_hidden: int = 0  # elements of a row that returns
+    spare: bool = False  # a second set, for communication that must not be read
+
+
+def routing_of(config: Config) -> Routing:
+    """The routing that a configuration asks for; raises what `draw` raises."""
+    return draw(
+        config.routing,
+        num_ranks=config.launch.num_ranks,
+        num_tokens=config.workload.num_tokens,
+        num_experts=config.workload.num_experts,
+        num_topk=config.workload.num_topk,
+    )
+
+
+def shape_of(config: Config, routing: Routing, memory: Memory) -> Shape:
+    """Sizes of the symmetric memory, equal on all ranks."""
+    kernel, tokens = config.kernel, [len(ids) for ids in routing.topk_idx]
+    return Shape(
+        max_tokens=max(tokens),
+        num_tokens=sum(tokens),
+        dispatch_hidden=memory.dispatch_hidden,
+        home_hidden=memory.home_hidden,
+        tile_n=kernel.tile_n,
+        capacity_factor=None if isinstance(kernel, GroupedGemmKernel) else kernel.capacity_factor,
+        spare=memory.spare,
+    )
+
+
 class Session:
     """Routing, memory and weights of one rank, for the life of a point."""
 
     def __init__(
         self,
         config: Config,
+        memory: Memory,
         *,
         rank: int,
         place: HeapPlace,
-        dispatch_hidden: int = 0,
-        home_hidden: int = 0,
-        spare: bool = False,
         delays: Delays = NO_DELAYS,
     ) -> None:
         """Draw the routing and meet the peers; raises what `draw` and `HostRank` raise."""
-        workload, launch = config.workload, config.launch
+        launch = config.launch
         self.config, self.rank = config, rank
-        self.routing: Routing = draw(
-            config.routing,
-            num_ranks=launch.num_ranks,
-            num_tokens=workload.num_tokens,
-            num_experts=workload.num_experts,
-            num_topk=workload.num_topk,
-        )
+        self.routing = routing_of(config)
         self.settings = plan_settings(config)
-        kernel = config.kernel
-        factor = None if isinstance(kernel, GroupedGemmKernel) else kernel.capacity_factor
         self.host = HostRank(
             place,
             rank=rank,
             settings=self.settings,
-            shape=Shape(
-                max_tokens=max(len(ids) for ids in self.routing.topk_idx),
-                num_tokens=sum(len(ids) for ids in self.routing.topk_idx),
-                dispatch_hidden=dispatch_hidden,
-                home_hidden=home_hidden,
-                tile_n=kernel.tile_n,
-                capacity_factor=factor,
-                spare=spare,
-            ),
+            shape=shape_of(config, self.routing, memory),
             watchdog_s=launch.watchdog_ms / 1e3,
             start_limit_s=launch.time_limit_s,
         )

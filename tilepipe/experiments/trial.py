@@ -6,8 +6,10 @@ Knows nothing of what an operation does; see `Trial` for what it must offer.
 from functools import partial
 from typing import Protocol
 
-from tilepipe.experiments.session import Components, Session
+from tilepipe.config.schemas import Config
+from tilepipe.experiments.session import Components, Memory, Session
 from tilepipe.measure.contenders import run_interleaved
+from tilepipe.measure.ranges import ranges
 from tilepipe.records import RankRecord, Sample, Verdict
 
 __all__ = ["Trial", "measure"]
@@ -21,6 +23,12 @@ class Trial(Protocol):
     """One operation on one rank. Every rank calls the same methods in the same order."""
 
     session: Session
+
+    def __init__(self, session: Session) -> None: ...
+
+    @staticmethod
+    def memory(config: Config) -> Memory:
+        """What the operation stores at its peers."""
 
     @property
     def contenders(self) -> tuple[str, ...]:
@@ -63,12 +71,14 @@ def measure(trial: Trial) -> RankRecord:
     samples: tuple[Sample, ...] = ()
     if heap.all_agree(all(verdict.passed for verdict in verdicts)):
         last_launch: dict[str, int] = {}
+        annotate = ranges(wanted=config.launch.wrap is not None)
 
         def timed(contender: str, number: int) -> Components:
             last_launch[contender] = launch = _GATE_LAUNCH + 1 + number
             trial.prepare(contender, launch)
             heap.barrier()
-            return trial.run(contender)
+            with annotate(contender):
+                return trial.run(contender)
 
         samples = run_interleaved(
             {name: partial(timed, name) for name in trial.contenders},

@@ -27,7 +27,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from tilepipe.fabric.watch import Watch
 
-__all__ = ["ArraySpec", "HeapFull", "HeapPlace", "HostHeap", "remove_leftovers"]
+__all__ = ["ArraySpec", "HeapFull", "HeapPlace", "HostHeap", "heap_bytes", "remove_leftovers"]
 
 _ALIGN = 4096
 _PREFIX = "tilepipe-heap-"
@@ -93,10 +93,7 @@ class HostHeap:
         _require_store_order()
         self.rank, self.num_ranks = rank, num_ranks
         self._start_limit_s = start_limit_s
-        words = ArraySpec(shape=(num_ranks,), dtype=np.int64)
-        self._offsets, self._size = _offsets(
-            {"barrier": words, "abort": words, "vote": words, **specs}
-        )
+        self._offsets, self._size = _offsets({**_own_specs(num_ranks), **specs})
         for folder in place.folders():
             remove_leftovers(folder)
         own_path, own_fd = _reserve(place, rank, self._size)
@@ -167,6 +164,11 @@ class HostHeap:
             time.sleep(0.002)
 
 
+def heap_bytes(specs: Mapping[str, ArraySpec], num_ranks: int) -> int:
+    """Bytes that each rank of a HostHeap with these arrays reserves."""
+    return _offsets({**_own_specs(num_ranks), **specs})[1]
+
+
 def remove_leftovers(folder: Path) -> list[Path]:
     """Remove heap files of runs that are gone, and say which."""
     removed = []
@@ -185,6 +187,12 @@ def _require_store_order() -> None:
             f"launch.fabric=host: this processor is {machine}, but flags and rows in shared memory "
             "rely on the store order of x86-64; run on such a machine or on GPUs"
         )
+
+
+def _own_specs(num_ranks: int) -> dict[str, ArraySpec]:
+    """Words of the heap itself: one writer a word, the rank whose number it has."""
+    words = ArraySpec(shape=(num_ranks,), dtype=np.int64)
+    return dict.fromkeys(("barrier", "abort", "vote"), words)
 
 
 def _offsets(specs: Mapping[str, ArraySpec]) -> tuple[dict[str, tuple[int, ArraySpec]], int]:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 __all__ = ["PeerAborted", "Watch", "WatchdogTimeout"]
 
 # A sleeping wait gives the interpreter lock and the core away; the first naps are short because a
-# row is often only microseconds out. Each look costs some 30 us of a core that others compute on, so
-# naps grow to where that is a few percent; the longest also bounds how late a wait may notice.
+# row is often only microseconds out. Each look costs some 30 us of a core that others compute on,
+# so naps grow to where that is a few percent; the longest also bounds how late a wait may notice.
 _FIRST_NAP_S = 20e-6
 _LONGEST_NAP_S = 500e-6
 

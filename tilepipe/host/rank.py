@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tilepipe.fabric.host import ArraySpec, HeapPlace, HostHeap
+from tilepipe.fabric.host import ArraySpec, HeapPlace, HostHeap, heap_bytes
 from tilepipe.host.buffers import (
     DispatchTarget,
     HomeTarget,
@@ -35,7 +35,7 @@ from tilepipe.schedule.layout import check_capacity, count_rows, row_capacity
 from tilepipe.schedule.plan import RankPlan, make_rank_plan, plan_home, plan_returns
 from tilepipe.schedule.settings import PlanSettings
 
-__all__ = ["HostRank", "Shape"]
+__all__ = ["HostRank", "Shape", "symmetric_bytes"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,14 +66,12 @@ class HostRank:
     ) -> None:
         """Reserve symmetric memory together with all peers; see HostHeap for what it raises."""
         self.rank, self.settings, self.shape = rank, settings, shape
-        self.capacity = row_capacity(
-            settings, num_tokens=shape.num_tokens, capacity_factor=shape.capacity_factor
-        )
+        self.capacity = _capacity(settings, shape)
         self.heap = HostHeap(
             place,
             rank=rank,
             num_ranks=settings.num_ranks,
-            specs=self._specs(),
+            specs=_specs(settings, shape),
             watchdog_s=watchdog_s,
             start_limit_s=start_limit_s,
         )
@@ -89,18 +87,6 @@ class HostRank:
         self._threads = TwoThreads(self.heap)
         self.delays = NO_DELAYS
         self.plan: RankPlan | None = None
-
-    def _specs(self) -> dict[str, ArraySpec]:
-        shape, settings = self.shape, self.settings
-        specs = gate_specs(settings.num_ranks, settings.num_experts)
-        for suffix in ("", "_spare") if shape.spare else ("",):
-            specs |= dispatch_specs(
-                settings, rows=self.capacity, hidden=shape.dispatch_hidden, suffix=suffix
-            )
-            specs |= home_specs(
-                settings, max_tokens=shape.max_tokens, hidden=shape.home_hidden, suffix=suffix
-            )
-        return specs
 
     def set_routing(
         self,
@@ -350,6 +336,28 @@ class HostRank:
             epoch=self.gate.epoch,
             delays=self.delays,
         )
+
+
+def symmetric_bytes(settings: PlanSettings, shape: Shape) -> int:
+    """Bytes that each rank reserves."""
+    return heap_bytes(_specs(settings, shape), settings.num_ranks)
+
+
+def _capacity(settings: PlanSettings, shape: Shape) -> int:
+    return row_capacity(
+        settings, num_tokens=shape.num_tokens, capacity_factor=shape.capacity_factor
+    )
+
+
+def _specs(settings: PlanSettings, shape: Shape) -> dict[str, ArraySpec]:
+    rows = _capacity(settings, shape)
+    specs = gate_specs(settings.num_ranks, settings.num_experts)
+    for suffix in ("", "_spare") if shape.spare else ("",):
+        specs |= dispatch_specs(settings, rows=rows, hidden=shape.dispatch_hidden, suffix=suffix)
+        specs |= home_specs(
+            settings, max_tokens=shape.max_tokens, hidden=shape.home_hidden, suffix=suffix
+        )
+    return specs
 
 
 class _Early:

@@ -8,7 +8,7 @@ from typing import Any, cast
 from hydra.conf import HydraConf
 from omegaconf import DictConfig, OmegaConf
 
-from tilepipe.config.identity import build_id, config_id
+from tilepipe.config.identity import build_facts, build_id, config_id
 from tilepipe.records import Point
 
 __all__ = ["point_from"]
@@ -26,6 +26,7 @@ def point_from(cfg: DictConfig, hydra_cfg: HydraConf) -> Point:
         for group, option in hydra_cfg.runtime.choices.items()
         if option is not None and not group.startswith("hydra/")
     }
+    build = build_facts(container["hardware"])
     return Point(
         name=container["name"],
         operation=container["operation"],
@@ -34,5 +35,6 @@ def point_from(cfg: DictConfig, hydra_cfg: HydraConf) -> Point:
         choices=choices,
         overrides=tuple(hydra_cfg.overrides.task),
         config_id=config_id(container),
-        build_id=build_id(container["hardware"]),
+        build_id=build_id(build),
+        build=build,
     )

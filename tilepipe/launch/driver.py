@@ -4,108 +4,199 @@ Knows nothing of Hydra and never imports an operation.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from tilepipe.config.schemas import check_config, config_from_dict
-from tilepipe.launch.ranks import Interrupted, RanksFailed, start_ranks
-from tilepipe.launch.table import breakdown_table, progress_line, summary_table
+from tilepipe.config.choices import Resume
+from tilepipe.config.schemas import check_config, check_sweep, config_from_dict
+from tilepipe.launch.dry import dry_table
+from tilepipe.launch.ranks import RanksFailed, start_ranks
+from tilepipe.launch.reuse import in_order, reusable, stale_because
+from tilepipe.launch.screen import Screen
+from tilepipe.launch.stopping import Interrupted, interruptible, uninterrupted
+from tilepipe.launch.worker import Job, rank_main
+from tilepipe.launch.wrapped import run_wrapped, wrapped_folder
 from tilepipe.records import Outcome, Point, RankRecord, Status
 from tilepipe.results.accounting import account
 from tilepipe.results.files import StoreError, check_results_dir
 from tilepipe.results.provenance import provenance, utc_now
-from tilepipe.results.store import hold_folder, open_point_folder, write_outcome, write_summary
+from tilepipe.results.store import FolderBusy, claim_folder, write_outcome, write_summary
 
 __all__ = ["run_points"]
 
 _GOOD = (Status.ok, Status.unsupported, Status.skipped)
+_EXIT_NOT_RUN = 2
 _EXIT_INTERRUPTED = 130
-_PIPED_WIDTH = 160
+# Seconds between looks at a point that another run is measuring.
+_BUSY_LOOK_S = 1.0
 
 
-def run_points(points: Sequence[Point], *, results_dir: Path) -> int:
+@dataclass
+class _Sweep:
+    """One sweep under way."""
+
+    points: list[Point]  # in the order of the run
+    results_dir: Path
+    resume: Resume
+    fail_fast: bool
+    entry: Callable[[Job], RankRecord]
+    facts: Mapping[str, Any]
+    screen: Screen
+    outcomes: list[Outcome] = field(default_factory=list)
+    measured: list[Outcome] = field(default_factory=list)  # wrapped ones are not among them
+
+
+def run_points(
+    points: Sequence[Point],
+    *,
+    results_dir: Path,
+    announcement: str = "",
+    entry: Callable[[Job], RankRecord] = rank_main,
+) -> int:
     """Run, store and show `points`; the exit code of the program.
 
     0: every point is ok, or unsupported or skipped for want of hardware. 1: some point is not.
     2: nothing could be run. 130: interrupted; what was measured is stored.
     """
-    console, errors = _console(), Console(stderr=True)
+    keys = points[0].config
+    resume = Resume[keys["resume"]]
+    listed = in_order(points, repetitions=int(keys["repetitions"]))
+    screen = Screen(len(listed))
     try:
+        for point in points:
+            check_sweep(point.config)
         check_results_dir(results_dir)
-    except StoreError as error:
-        errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        return 2
-    facts = provenance(sys.argv)
-    outcomes: list[Outcome] = []
-    code = 0
-    distinct = list({point.folder: point for point in points}.values())
-    for number, point in enumerate(distinct, start=1):
+    except (StoreError, ValueError) as error:
+        screen.say_error(str(error))
+        return _EXIT_NOT_RUN
+    done = [point for point in listed if reusable(results_dir, point, resume)]
+    screen.say(_first_line(announcement, listed, done, results_dir))
+    if keys["dry_run"]:
+        table, wrong = dry_table(listed, results_dir=results_dir, resume=resume)
+        screen.show(table)
+        return int(bool(wrong))
+    sweep = _Sweep(
+        points=listed,
+        results_dir=results_dir,
+        resume=resume,
+        fail_fast=bool(keys["fail_fast"]),
+        entry=entry,
+        facts=provenance(sys.argv),
+        screen=screen,
+    )
+    with screen.progress():
+        code = _run_all(sweep)
+    code = _finish(sweep) or code
+    return code or int(any(outcome.status not in _GOOD for outcome in sweep.outcomes))
+
+
+def _first_line(
+    announcement: str, listed: Sequence[Point], done: Sequence[Point], results_dir: Path
+) -> str:
+    """What will be run, what is there already, and why points measured before are not."""
+    folders = {(point.name, point.folder) for point in done}
+    fresh = [point for point in listed if (point.name, point.folder) not in folders]
+    parts = [announcement] if announcement else []
+    if done:
+        parts.append(f"{len(done)} of {len(listed)} reused (resume=none runs them again)")
+    stale = stale_because(results_dir, fresh)
+    if stale:
+        parts.append(f"measured before, but not reused: {', '.join(stale)}")
+    return "; ".join(parts) or f"{len(listed)} points"
+
+
+def _run_all(sweep: _Sweep) -> int:
+    waiting = deque(sweep.points)
+    num_busy = 0  # points in a row that another run is measuring
+    while waiting:
+        point = waiting.popleft()
         try:
-            outcome = _run_and_store(point, results_dir, facts)
+            with interruptible():
+                if num_busy > len(waiting):
+                    time.sleep(_BUSY_LOOK_S)
+                outcome, reused = _one(sweep, point)
+        except FolderBusy:
+            # The other run may end with the very result that is wanted: look again later.
+            waiting.append(point)
+            num_busy += 1
+            continue
         except Interrupted as error:
-            left = len(distinct) - len(outcomes)
-            errors.print(f"stopped by {error}: {left} of {len(distinct)} points did not run")
-            code = _EXIT_INTERRUPTED
-            break
-        except StoreError as error:
-            left = len(distinct) - len(outcomes)
-            errors.print(
-                f"{error}; {left} of {len(distinct)} points are not stored, earlier ones are",
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
+            left = len(waiting) + 1
+            sweep.screen.say_error(
+                f"stopped by {error}: {left} of {len(sweep.points)} points did not run; type the "
+                "same again to go on"
             )
-            code = 1
-            break
-        outcomes.append(outcome)
-        line = progress_line(outcome, number=number, total=len(distinct))
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    code = _finish(outcomes, results_dir, console, errors) or code
-    return code or int(any(outcome.status not in _GOOD for outcome in outcomes))
+            return _EXIT_INTERRUPTED
+        except StoreError as error:
+            left = len(waiting) + 1
+            sweep.screen.say_error(
+                f"{error}; {left} of {len(sweep.points)} points are not stored, earlier ones are"
+            )
+            return 1
+        num_busy = 0
+        sweep.outcomes.append(outcome)
+        sweep.screen.ended(outcome, reused=reused)
+        if sweep.fail_fast and outcome.status not in _GOOD and waiting:
+            sweep.screen.say_error(f"fail_fast=true: {len(waiting)} points did not run")
+            return 1
+    return 0
 
 
-def _console() -> Console:
-    """The terminal; where output goes to a file or pipe, lines wide enough for the tables."""
-    console = Console()
-    return console if console.is_terminal else Console(width=_PIPED_WIDTH)
-
-
-def _run_and_store(point: Point, results_dir: Path, facts: Mapping[str, Any]) -> Outcome:
-    folder = open_point_folder(results_dir, point)
-    with hold_folder(folder):
+def _one(sweep: _Sweep, point: Point) -> tuple[Outcome, bool]:
+    """The outcome of one point, and whether it was there already."""
+    if point.config["launch"]["wrap"] is not None:
+        fault = _fault(point)
+        outcome = fault or run_wrapped(point, results_dir=sweep.results_dir)
+        sweep.screen.say(f"wrapped: {wrapped_folder(sweep.results_dir, point)}")
+        return outcome, False
+    stored = reusable(sweep.results_dir, point, sweep.resume)
+    if stored is not None:
+        sweep.measured.append(stored)
+        return stored, True
+    with claim_folder(sweep.results_dir, point) as folder:
         started = utc_now()
-        outcome = _run(point, folder, spill_dir=results_dir)
-        outcome = replace(outcome, started_utc=started, ended_utc=utc_now())
-        write_outcome(folder, outcome, facts)
-    return outcome
+        outcome = _run(sweep, point, folder)
+        with uninterrupted():
+            outcome = replace(outcome, started_utc=started, ended_utc=utc_now())
+            write_outcome(folder, outcome, sweep.facts)
+            sweep.measured.append(outcome)
+    return outcome, False
 
 
-def _run(point: Point, folder: Path, *, spill_dir: Path) -> Outcome:
+def _run(sweep: _Sweep, point: Point, folder: Path) -> Outcome:
+    fault = _fault(point)
+    if fault is not None:
+        return fault
+    log_dir = folder / "logs"
     try:
-        check_config(config_from_dict(point.config))
-    except ValueError as error:
-        return Outcome(point=point, status=Status.runtime_error, reason=str(error))
-    if point.executor != "host":
-        return Outcome(point=point, status=Status.unsupported, reason=_no_kernels(point))
-    try:
-        records = start_ranks(point, log_dir=folder / "logs", spill_dir=spill_dir)
+        records = start_ranks(
+            point, log_dir=log_dir, spill_dir=sweep.results_dir, entry=sweep.entry
+        )
     except RanksFailed as failure:
         if failure.log:
-            (folder / "logs" / "first_failure.log").write_text(failure.log + "\n")
+            (log_dir / "first_failure.log").write_text(failure.log + "\n")
         return Outcome(point=point, status=failure.status, reason=failure.reason)
     return _judged(point, records)
 
 
-def _no_kernels(point: Point) -> str:
+def _fault(point: Point) -> Outcome | None:
+    """The outcome of a point that cannot be run at all."""
+    try:
+        check_config(config_from_dict(point.config))
+    except ValueError as error:
+        return Outcome(point=point, status=Status.runtime_error, reason=str(error))
+    if point.executor == "host":
+        return None
     hardware = point.config["hardware"]["name"]
-    return (
+    reason = (
         f"{point.operation} on hardware={hardware}: this version has no GPU kernels; type "
         "hardware=cpu to run it on the host executor"
     )
+    return Outcome(point=point, status=Status.unsupported, reason=reason)
 
 
 def _judged(point: Point, records: tuple[RankRecord, ...]) -> Outcome:
@@ -115,43 +206,38 @@ def _judged(point: Point, records: tuple[RankRecord, ...]) -> Outcome:
         for verdict in record.verdicts
         if not verdict.passed
     ]
-    if wrong:
-        rank, verdict = wrong[0]
-        reason = (
-            f"{verdict.contender} on rank {rank} differs from the oracle {verdict.stage} timing: "
-            f"{verdict.detail}"
-        )
-        bare = tuple(replace(record, samples=()) for record in records)
-        _, figures = account(point, bare)
+    if not wrong:
+        terms, figures = account(point, records)
         return Outcome(
-            point=point, status=Status.incorrect, reason=reason, records=bare, figures=figures
+            point=point,
+            status=Status.ok,
+            reason="",
+            records=records,
+            terms=terms,
+            figures=figures,
         )
-    terms, figures = account(point, records)
+    rank, verdict = wrong[0]
+    reason = (
+        f"{verdict.contender} on rank {rank} differs from the oracle {verdict.stage} timing: "
+        f"{verdict.detail}"
+    )
+    bare = tuple(replace(record, samples=()) for record in records)
+    _, figures = account(point, bare)
     return Outcome(
-        point=point,
-        status=Status.ok,
-        reason="",
-        records=records,
-        terms=terms,
-        figures=figures,
+        point=point, status=Status.incorrect, reason=reason, records=bare, figures=figures
     )
 
 
-def _finish(
-    outcomes: Sequence[Outcome], results_dir: Path, console: Console, errors: Console
-) -> int:
-    """Summary files and the table on the screen; 1 when a summary could not be written."""
+def _finish(sweep: _Sweep) -> int:
+    """Summary files and tables; 1 when a summary could not be written."""
     code = 0
-    for name in sorted({outcome.point.name for outcome in outcomes}):
-        mine = [outcome for outcome in outcomes if outcome.point.name == name]
+    for name in sorted({outcome.point.name for outcome in sweep.measured}):
+        mine = [outcome for outcome in sweep.measured if outcome.point.name == name]
         try:
-            path = write_summary(results_dir / name, mine)
+            path = write_summary(sweep.results_dir / name, mine)
         except StoreError as error:
-            errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
+            sweep.screen.say_error(str(error))
             code = 1
-        else:
-            console.print(summary_table(mine))
-            if any(outcome.terms for outcome in mine):
-                console.print(breakdown_table(mine))
-            console.print(f"results: {path}", markup=False, highlight=False, soft_wrap=True)
+            continue
+        sweep.screen.show_results(mine, path)
     return code

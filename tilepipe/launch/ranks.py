@@ -11,17 +11,18 @@ import os
 import shutil
 import signal
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tilepipe.config.choices import Operation
 from tilepipe.launch.limits import WallClockExceeded, wall_clock
+from tilepipe.launch.stopping import Interrupted
 from tilepipe.launch.worker import Job, failure_paths, rank_main
 from tilepipe.records import Point, RankRecord, Status
 
-__all__ = ["Interrupted", "RanksFailed", "start_ranks"]
+__all__ = ["RanksFailed", "job_of", "start_ranks", "start_wrapped_ranks"]
 
 # Seconds that ranks get to end by themselves at their limit, before the agent ends them.
 _GRACE_S = 30.0
@@ -37,10 +38,6 @@ _PRELOADED = [
     "tilepipe.launch.worker",
     *(f"tilepipe.experiments.{operation.name}" for operation in Operation),
 ]
-
-
-class Interrupted(Exception):
-    """The user, or the system, asked this process to end."""
 
 
 @dataclass
@@ -63,29 +60,47 @@ def start_ranks(
 
     Raises RanksFailed, or Interrupted when a signal ended it.
     """
-    # Here and not above: the first point pays for torch, a dry look at the configuration does not.
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    os.environ.update(_THREADS)
+    multiprocessing.set_forkserver_preload(_PRELOADED)
+    job = job_of(point, log_dir=log_dir, spill_dir=spill_dir)
+    returned = _supervised(point, log_dir, entry, (job,))
+    return tuple(record for _, record in sorted(returned.items()))
 
-    launch = point.config["launch"]
-    limit_s = float(launch["time_limit_s"])
-    job = {
+
+def start_wrapped_ranks(point: Point, *, log_dir: Path, command: Sequence[str]) -> None:
+    """Run a command on every rank, RANK in its environment; raises as `start_ranks` does."""
+    os.environ.update(_THREADS)
+    _supervised(point, log_dir, command[0], tuple(command[1:]))
+
+
+def job_of(point: Point, *, log_dir: Path, spill_dir: Path) -> Job:
+    """What every rank of a point is told."""
+    return {
         "config": point.config,
         "log_dir": str(log_dir),
         "heap_token": uuid.uuid4().hex,
         "shm_dir": "/dev/shm",
         "spill_dir": str(spill_dir),
-        "time_limit_s": limit_s,
+        "time_limit_s": float(point.config["launch"]["time_limit_s"]),
         "driver_pid": os.getpid(),
     }
+
+
+def _supervised(
+    point: Point, log_dir: Path, entry: Callable[[Job], RankRecord] | str, args: tuple[Any, ...]
+) -> dict[int, RankRecord]:
+    """Start the ranks, watch them to their end, keep their logs, and say why they failed."""
+    # Here and not above: the first point pays for torch, a dry look at the configuration does not.
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    limit_s = float(point.config["launch"]["time_limit_s"])
     elastic_dir = log_dir / "elastic"
-    os.environ.update(_THREADS)
-    multiprocessing.set_forkserver_preload(_PRELOADED)
     try:
-        with wall_clock(limit_s + _GRACE_S):
-            returned = _elastic(int(launch["num_ranks"]), elastic_dir, entry)(job)
+        with _own_handlers(), wall_clock(limit_s + _GRACE_S):
+            num_ranks = int(point.config["launch"]["num_ranks"])
+            returned: dict[int, RankRecord] = _elastic(num_ranks, elastic_dir, entry)(*args)
     except WallClockExceeded:
-        _keep_logs(elastic_dir, log_dir)
         reason = f"launch.time_limit_s={limit_s:g}: the point did not end in time and was stopped"
         raise RanksFailed(Status.timeout, reason, "") from None
     except SignalException as error:
@@ -95,11 +110,24 @@ def start_ranks(
         exits = {rank: failure.exitcode for rank, failure in error.failures.items()}
         first = error.get_first_failure()[0]
         raise _explain(log_dir, exits, first, limit_s) from None
-    _keep_logs(elastic_dir, log_dir)
-    return tuple(record for _, record in sorted(returned.items()))
+    finally:
+        _keep_logs(elastic_dir, log_dir)
+    return returned
 
 
-def _elastic(num_ranks: int, log_dir: Path, entry: Callable[[Job], RankRecord]) -> Any:
+@contextlib.contextmanager
+def _own_handlers() -> Iterator[None]:
+    """Put signal handlers back: the agent sets its own and leaves them."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _elastic(num_ranks: int, log_dir: Path, entry: Callable[[Job], RankRecord] | str) -> Any:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -123,7 +151,7 @@ def _elastic(num_ranks: int, log_dir: Path, entry: Callable[[Job], RankRecord]) 
 
 
 def _keep_logs(elastic_dir: Path, log_dir: Path) -> None:
-    """One log a rank in place of the agent's tree."""
+    """One log a rank in place of the agent's tree; a second call finds nothing to do."""
     for stdout in sorted(elastic_dir.glob("*/attempt_0/*/stdout.log")):
         text = stdout.read_text(errors="replace")
         text += stdout.with_name("stderr.log").read_text(errors="replace")

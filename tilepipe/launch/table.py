@@ -8,14 +8,15 @@ from typing import Any
 
 from rich.table import Table
 
-from tilepipe.records import Outcome, Status
+from tilepipe.records import Outcome, Point, Status
 from tilepipe.results.pointfile import command_of
 from tilepipe.results.summary import summary_rows
 
-__all__ = ["breakdown_table", "progress_line", "summary_table"]
+__all__ = ["breakdown_table", "progress_line", "reasons_table", "summary_table", "told"]
 
 # Column of summary.parquet -> its heading; a column is shown where points differ in it.
 _AXES = {
+    "repetition": "round",
     "hardware": "hardware",
     "num_ranks": "ranks",
     "num_tokens_total": "tokens",
@@ -50,11 +51,28 @@ _FIGURES = {
 _MAIN = {"dispatch_gemm": "fused", "gemm_combine": "fused", "grouped_gemm": "gemm_all"}
 
 
-def progress_line(outcome: Outcome, *, number: int, total: int) -> str:
+def told(point: Point) -> str:
+    """A point in the words that compose it again."""
+    words = command_of(point).partition("tilepipe.run")[2].strip() or point.name
+    return f"{words} (repetition {point.repetition})" if point.repetition else words
+
+
+def progress_line(outcome: Outcome, *, number: int, total: int, reused: bool) -> str:
     """One line when a point has ended."""
-    told = command_of(outcome.point).partition("tilepipe.run")[2].strip() or outcome.point.name
-    line = f"[{number}/{total}] {outcome.status.name}: {told}"
+    how = f"{outcome.status.name}, reused" if reused else outcome.status.name
+    line = f"[{number}/{total}] {how}: {told(outcome.point)}"
     return line if outcome.status is Status.ok else f"{line}: {outcome.reason}"
+
+
+def reasons_table(outcomes: Sequence[Outcome]) -> Table:
+    """Points that are not ok, and why."""
+    table = Table(title="points that are not ok")
+    for heading in ("status", "point", "reason"):
+        table.add_column(heading, overflow="fold")
+    for outcome in outcomes:
+        if outcome.status is not Status.ok:
+            table.add_row(outcome.status.name, told(outcome.point), outcome.reason)
+    return table
 
 
 def summary_table(outcomes: Sequence[Outcome]) -> Table:

@@ -21,7 +21,7 @@ from tilepipe.fabric.host import HeapPlace
 from tilepipe.fabric.watch import PeerAborted
 from tilepipe.records import RankRecord
 
-__all__ = ["Job", "at_job_boundary", "failure_paths", "rank_main"]
+__all__ = ["Job", "at_job_boundary", "describe", "failure_paths", "rank_main", "run_point"]
 
 # What a rank is told: config (resolved container), log_dir, heap_token, shm_dir, spill_dir,
 # time_limit_s, driver_pid; plain values, since it travels to a fresh process.
@@ -41,7 +41,7 @@ def failure_paths(log_dir: Path) -> list[Path]:
 
 def rank_main(job: Job) -> RankRecord:
     """Run the point of `job` on this rank."""
-    return at_job_boundary(job, _run_point)
+    return at_job_boundary(job, run_point)
 
 
 def at_job_boundary(job: Job, body: Callable[[Job, int], RankRecord]) -> RankRecord:
@@ -91,13 +91,23 @@ def _end_with(driver_pid: int) -> None:
     threading.Thread(target=watch, name="driver-watch", daemon=True).start()
 
 
-def _run_point(job: Job, rank: int) -> RankRecord:
-    config = config_from_dict(job["config"])
-    operation = importlib.import_module(f"tilepipe.experiments.{config.operation.name}")
+def run_point(job: Job, rank: int) -> RankRecord:
+    """Run the point of `job` as rank `rank`; a failure is raised as it is."""
     place = HeapPlace(
         token=job["heap_token"],
         shm_dir=Path(job["shm_dir"]),
         spill_dir=Path(job["spill_dir"]),
     )
-    record: RankRecord = operation.run_rank(config, rank=rank, place=place)
+    record: RankRecord = _entry().run_rank(config_from_dict(job["config"]), rank=rank, place=place)
     return record
+
+
+def describe(config: dict[str, Any]) -> int:
+    """Bytes of symmetric memory that each rank of a point reserves; raises as the point would."""
+    num_bytes: int = _entry().symmetric_bytes_of(config_from_dict(config))
+    return num_bytes
+
+
+def _entry() -> Any:
+    # By name: the process that starts ranks imports this module, but never an experiment.
+    return importlib.import_module("tilepipe.experiments.entry")

@@ -31,7 +31,7 @@ __all__ = [
 
 POINT_FILES = ("samples.parquet", "breakdown.parquet", "point.json")
 _SET_ASIDE = re.compile(r"\.\d+$")  # what open_point_folder adds to an older folder's name
-_IDS = ("name", "config_id", "build_id", "operation", "executor")
+_IDS = ("name", "config_id", "build_id", "repetition", "operation", "executor")
 
 
 def is_set_aside(folder: Path) -> bool:
@@ -129,9 +129,9 @@ def _identity_faults(
     folder: Path, document: dict[str, Any], samples: pa.Table, breakdown: pa.Table
 ) -> list[str]:
     faults = []
-    ids = f"{document['config_id']}-{document['build_id']}"
-    if _SET_ASIDE.sub("", folder.name) != ids:
-        faults.append(f"point.json: ids give folder {ids}, it lies in {folder.name}")
+    named = outcome_of(document, samples={}, terms=()).point.folder
+    if _SET_ASIDE.sub("", folder.name) != named:
+        faults.append(f"point.json: ids give folder {named}, it lies in {folder.name}")
     parent = folder.resolve().parent.name
     if document["name"] != parent:
         faults.append(f"point.json: name is {document['name']}, it lies below {parent}")

@@ -97,6 +97,7 @@ _IDENTITY = [
     _word("name", "experiment, and folder below the results folder", nullable=False),
     _word("config_id", "hash of what defines the measurement", nullable=False),
     _word("build_id", "hash of sources, versions and hardware behind it", nullable=False),
+    _count("repetition", "round of the whole sweep, from 0", nullable=False),
     _word("operation", "what is measured", *_names(choices.Operation), nullable=False),
     _word(
         "executor", "who made the row; never mixed in a comparison", "host", "cuda", nullable=False

@@ -8,9 +8,10 @@ but summary.parquet, which is made anew from the point folders.
 
 import errno
 import fcntl
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,58 +22,72 @@ from tilepipe.results.pointfile import document_of, kept, to_json
 from tilepipe.results.tables import breakdown_table, samples_table, summary_table, to_parquet
 
 __all__ = [
-    "hold_folder",
-    "open_point_folder",
+    "WRAPPED_FOLDER",
+    "FolderBusy",
+    "claim_folder",
     "point_folders",
     "read_outcome",
     "read_points",
+    "stored_documents",
     "write_outcome",
     "write_summary",
 ]
 
+# Below the results folder: output of tools that points were run under, no measurements.
+WRAPPED_FOLDER = "wrapped"
 
-def open_point_folder(results_dir: Path, point: Point) -> Path:
-    """A fresh, empty folder for the point, `logs/` in it.
 
-    An existing one becomes `<folder>.<n>` with the first free n from 1, whatever is in it; one
-    that a living run holds is refused.
+class FolderBusy(StoreError):
+    """Another living run holds the point folder."""
+
+
+@contextmanager
+def claim_folder(results_dir: Path, point: Point) -> Iterator[Path]:
+    """A fresh, empty folder for the point, `logs/` in it, that no other run gets meanwhile.
+
+    An existing one becomes `<folder>.<n>` with the first free n from 1, whatever is in it. Raises
+    FolderBusy for one that a living run holds, StoreError where it cannot be made.
     """
     folder = results_dir / point.name / point.folder
     if Path(point.name).name != point.name or point.name in ("", ".", ".."):
         raise ValueError(f"name={point.name}: want the name of one folder, without slashes")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        if folder.exists():
-            with hold_folder(folder):
-                folder.rename(_first_free(folder))
-        (folder / "logs").mkdir(parents=True)
-    except StoreError:
-        raise
-    except OSError as error:
-        raise store_error(folder, error) from error
-    return folder
+    with ExitStack() as held:
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            # Looking, renaming and making are one step for other runs: they wait at the parent.
+            with _locked(folder.parent, wait=True):
+                if folder.exists():
+                    with _locked(folder, wait=False):
+                        folder.rename(_first_free(folder))
+                (folder / "logs").mkdir(parents=True)
+                held.enter_context(_locked(folder, wait=False))
+        except StoreError:
+            raise
+        except OSError as error:
+            raise store_error(folder, error) from error
+        yield folder
 
 
 @contextmanager
-def hold_folder(folder: Path) -> Iterator[None]:
-    """Keep other runs off a point folder until the block ends or this process dies.
+def _locked(folder: Path, *, wait: bool) -> Iterator[None]:
+    """Hold the lock of a folder until the block ends or this process dies.
 
     The lock is on the folder itself: it follows a rename and leaves no file behind.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except OSError as error:
             if error.errno == errno.EWOULDBLOCK:
-                raise StoreError(
+                raise FolderBusy(
                     errno.EBUSY,
                     f"{folder}: another run is measuring this point: "
                     "wait for it or name another folder with results_dir=",
                 ) from error
             # Some network file systems lock no folders: there the user keeps runs apart.
             if error.errno not in (errno.ENOLCK, errno.EBADF, errno.ENOTSUP, errno.EINVAL):
-                raise store_error(folder, error) from error
+                raise
         yield
     finally:
         os.close(descriptor)
@@ -99,6 +114,22 @@ def read_outcome(folder: Path) -> Outcome:
     if outcome is None or faults:
         raise ValueError(f"{folder}: {faults[0]}: run the point again with resume=none")
     return outcome
+
+
+def stored_documents(name_dir: Path) -> list[dict[str, Any]]:
+    """point.json of every point that ended below an experiment's folder, unread tables and all.
+
+    For a look at what there is; what cannot be read is left out, `validate` names it.
+    """
+    documents = []
+    for folder in point_folders(name_dir):
+        try:
+            document = json.loads((folder / "point.json").read_bytes())
+        except (OSError, ValueError):
+            continue
+        if isinstance(document, dict):
+            documents.append(document)
+    return documents
 
 
 def point_folders(name_dir: Path) -> list[Path]:

@@ -128,6 +128,7 @@ def identity(point: Point) -> dict[str, Any]:
         "name": point.name,
         "config_id": point.config_id,
         "build_id": point.build_id,
+        "repetition": point.repetition,
         "operation": point.operation,
         "executor": point.executor,
     }

@@ -1,0 +1,72 @@
+"""A sweep of 12 points, some of which end badly, as a program of its own.
+
+python -m tests.launch.sweep RESULTS_DIR [word ...]
+"""
+
+import ctypes
+import os
+import sys
+import time
+from pathlib import Path
+
+from tests.launch.points import compose_point
+from tilepipe.launch.driver import run_points
+from tilepipe.launch.worker import Job, at_job_boundary, run_point
+from tilepipe.records import RankRecord
+
+NUM_POINTS = 12
+BASE = ("workload=tiny", "measure=quick", "launch.num_ranks=2", "launch.time_limit_s=4")
+
+
+def ran_file(results_dir: Path) -> Path:
+    """Where ranks say that a point ran: a line a time."""
+    return results_dir.with_name(f"{results_dir.name}-ran.txt")
+
+
+def raises():
+    raise KeyError("a point that raises")
+
+
+def out_of_memory():
+    raise MemoryError("Unable to allocate")
+
+
+# Tokens of a point -> what its rank 1 does.
+BAD = {
+    2: raises,
+    4: lambda: ctypes.string_at(0),
+    6: lambda: os._exit(9),
+    8: lambda: time.sleep(600),
+    10: out_of_memory,
+}
+STATUSES = {
+    **dict.fromkeys(range(1, NUM_POINTS + 1), "ok"),
+    2: "runtime_error",
+    4: "runtime_error",
+    6: "runtime_error",
+    8: "timeout",
+    10: "oom",
+}
+
+
+def entry(job: Job) -> RankRecord:
+    def body(job: Job, rank: int) -> RankRecord:
+        tokens = job["config"]["workload"]["num_tokens"]
+        if rank == 0:
+            with ran_file(Path(job["spill_dir"])).open("a") as ran:
+                ran.write(f"{tokens}\n")
+        if rank == 1 and tokens in BAD:
+            BAD[tokens]()
+        time.sleep(0.3)
+        return run_point(job, rank)
+
+    return at_job_boundary(job, body)
+
+
+if __name__ == "__main__":
+    results_dir, *words = sys.argv[1:]
+    points = [
+        compose_point(*BASE, f"workload.num_tokens={tokens}", *words)
+        for tokens in range(1, NUM_POINTS + 1)
+    ]
+    sys.exit(run_points(points, results_dir=Path(results_dir), entry=entry))

@@ -1,0 +1,199 @@
+"""`python -m tilepipe.list` names every option and every column, from the files themselves."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tilepipe.config.register import CONF_DIR
+from tilepipe.list import main, options, read_option
+from tilepipe.results.schema import BREAKDOWN, SAMPLES, SUMMARY
+
+GROUPS = {
+    "experiments": "experiment",
+    "kernels": "kernel",
+    "workloads": "workload",
+    "routings": "routing",
+    "hardware": "hardware",
+}
+
+
+def listed(capsys, *words):
+    """Lines on the screen."""
+    assert main(words) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def names_in(lines):
+    """First words of the lines that start an option: continuation lines are indented further."""
+    return [line.split()[0] for line in lines if line[:2] == "  " and line[2:3].strip()]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence", "command"),
+    [
+        ("# One thing.\nkey: 1\n", "One thing.", None),
+        ("# One thing. And more of it.\n", "One thing.", None),
+        (
+            "# A thing (card a/B-V0.1) of\n# two lines.\na:\n",
+            "A thing (card a/B-V0.1) of two lines.",
+            None,
+        ),
+        ("# @package _global_\n# Sweeps.\n#   python -m x\n#   y\n", "Sweeps.", "python -m x"),
+        ("# Ends\nkey: 1\n# Not this.\n", "Ends", None),
+        ("key: 1\n# Too late.\n", "(its file has no comment)", None),
+        ("", "(its file has no comment)", None),
+    ],
+)
+def test_the_first_sentence_and_the_command_of_the_leading_comment_are_read(
+    text, sentence, command
+):
+    option = read_option("name", text.splitlines(keepends=True))
+
+    assert (option.sentence, option.command) == (sentence, command)
+
+
+@pytest.mark.parametrize("kind", GROUPS)
+def test_every_option_file_is_listed_with_a_sentence(kind, capsys):
+    folder = CONF_DIR / GROUPS[kind]
+    files = {path.stem for path in folder.glob("*.yaml")}
+
+    lines = listed(capsys, kind)
+
+    assert set(names_in(lines)) == files | ({"auto"} if kind == "hardware" else set())
+    assert all(option.sentence.endswith(".") for option in options(GROUPS[kind], None))
+
+
+def test_an_experiment_is_a_line_and_its_exact_command_another(capsys):
+    lines = listed(capsys, "experiments")
+
+    place = next(i for i, line in enumerate(lines) if line.startswith("  dispatch_gemm_order "))
+    head = (CONF_DIR / "experiment" / "dispatch_gemm_order.yaml").read_text().splitlines()
+    assert lines[place].split(maxsplit=1)[1] == head[1].removeprefix("# ")
+    assert lines[place + 1].strip() == head[2].removeprefix("#   ")
+    assert lines[place + 1].strip() == "python -m tilepipe.run +experiment=dispatch_gemm_order"
+
+
+def test_without_a_word_all_kinds_are_listed(capsys):
+    lines = listed(capsys)
+
+    for kind in GROUPS:
+        for line in listed(capsys, kind):
+            assert line in lines
+    assert lines[-1] == "  python -m tilepipe.list columns"
+
+
+def test_every_column_is_listed_with_unit_and_meaning(capsys):
+    text = "\n".join(listed(capsys, "columns"))
+
+    tables = dict(
+        zip(("samples", "breakdown", "summary"), text.split(".parquet\n")[1:], strict=True)
+    )
+    for name, schema in (("samples", SAMPLES), ("breakdown", BREAKDOWN), ("summary", SUMMARY)):
+        rows = [line.split(maxsplit=1) for line in tables[name].splitlines() if line[:2] == "  "]
+        want = [
+            [field.name, field.metadata[b"unit"].decode(), field.metadata[b"meaning"].decode()]
+            for field in schema
+        ]
+        found = [[key, *rest.removeprefix("[").split("]", 1)] for key, rest in rows]
+        assert [[key, unit, told.strip()] for key, unit, told in found] == want
+
+
+@pytest.fixture
+def own_dir(tmp_path):
+    """A user's folder: an experiment with a command, one without, one whose name is taken."""
+    folder = tmp_path / "my conf" / "experiment"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "mine.yaml").write_text(
+        "# Mine alone.\n#   python -m tilepipe.run +experiment=mine\n"
+    )
+    (folder / "deep" / "two.yaml").write_text("# @package _global_\n# Two deep.\n")
+    (folder / "dispatch.yaml").write_text("# Another dispatch.\n")
+    return folder.parent
+
+
+def test_options_in_a_folder_of_the_users_are_found(own_dir, capsys):
+    lines = listed(capsys, "experiments", "--config-dir", str(own_dir))
+
+    ours = listed(capsys, "experiments")
+    words = [" ".join(line.split()) for line in lines]
+    assert [" ".join(line.split()) for line in ours] == words[: len(ours)]
+    assert words[len(ours) :] == [
+        "deep/two Two deep.",
+        f"python -m tilepipe.run --config-dir '{own_dir}' +experiment=deep/two",
+        "dispatch Never taken: TilePipe has experiment=dispatch itself; "
+        "give the file another name.",
+        "mine Mine alone.",
+        "python -m tilepipe.run --config-dir=. +experiment=mine",
+    ]
+
+
+def test_hydra_takes_our_option_where_a_users_file_has_its_name(own_dir):
+    # The sentence "Never taken" rests on the order of Hydra's search path.
+    command = [sys.executable, "-m", "tilepipe.run", "--config-dir", str(own_dir)]
+
+    done = subprocess.run(
+        [*command, "+experiment=dispatch", "hardware=cpu", "--cfg", "job", "--package", "name"],
+        cwd=CONF_DIR.parent,
+        capture_output=True,
+        text=True,
+    )
+
+    # Of the user's file, which sets no name, the default kernel's would have come.
+    assert done.stdout == "dispatch\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            ["recipes"],
+            "kind=recipes: must be one of experiments, kernels, workloads, routings, hardware, "
+            "columns; type none to list all",
+        ),
+        (
+            ["--config-dir", "nowhere"],
+            "--config-dir=nowhere: no such folder: name one that holds option files",
+        ),
+        (
+            ["kernels", "--config-dir", "."],
+            "--config-dir=.: holds none of the folders experiment, kernel, workload, routing, "
+            "hardware: put option files into one of them",
+        ),
+    ],
+)
+def test_a_wrong_word_is_one_sentence_and_code_2(words, sentence, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    assert main(words) == 2
+
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", f"{sentence}\n")
+
+
+@pytest.mark.parametrize("words", [[], ["columns"]])
+def test_it_takes_less_than_half_a_second_and_no_torch(words, tmp_path):
+    block = tmp_path / "torch"
+    block.mkdir()
+    (block / "__init__.py").write_text("raise ImportError('no torch here')")
+    root = str(Path(__file__).resolve().parents[1])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), root])}
+
+    walls_s = []
+    # The best of three: the first may compile bytecode, and other tests run beside this one.
+    for _ in range(3):
+        started = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "tilepipe.list", *words],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        walls_s.append(time.perf_counter() - started)
+
+    assert done.returncode == 0, done.stderr
+    assert min(walls_s) < 0.5

@@ -1,0 +1,60 @@
+"""List a sweep without running it: points, memory, and what would be reused.
+
+Knows nothing of how points run.
+"""
+
+import multiprocessing
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from rich.table import Table
+
+from tilepipe.config.choices import Resume
+from tilepipe.config.schemas import check_config, config_from_dict
+from tilepipe.launch.reuse import reusable
+from tilepipe.launch.table import told
+from tilepipe.launch.worker import describe
+from tilepipe.records import Point
+
+__all__ = ["dry_table"]
+
+
+def dry_table(
+    points: Sequence[Point], *, results_dir: Path, resume: Resume
+) -> tuple[Table, list[str]]:
+    """The true list of points in the order of the run, and the sentences of wrong ones."""
+    table = Table(title=f"{len(points)} points, nothing is run")
+    for heading in ("#", "point", "what would happen", "ranks", "MiB a rank"):
+        table.add_column(heading, justify="right" if heading in ("#", "ranks") else "left")
+    wrong = []
+    # A process of its own: only there may an experiment be imported.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        for number, point in enumerate(points, start=1):
+            size, fault = "-", _fault(point)
+            if not fault and point.executor == "host":
+                try:
+                    size = f"{pool.submit(describe, point.config).result() / 2**20:.1f}"
+                except (ValueError, OSError) as error:
+                    fault = str(error)
+            happens = fault or _happens(point, results_dir, resume)
+            wrong += [fault] if fault else []
+            ranks = str(point.config["launch"]["num_ranks"])
+            table.add_row(str(number), told(point), happens, ranks, size)
+    return table, wrong
+
+
+def _fault(point: Point) -> str:
+    try:
+        check_config(config_from_dict(point.config))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _happens(point: Point, results_dir: Path, resume: Resume) -> str:
+    if point.executor != "host":
+        return "unsupported: no GPU kernels in this version"
+    stored = reusable(results_dir, point, resume)
+    return "run" if stored is None else f"reuse {point.folder} ({stored.status.name})"

@@ -1,0 +1,93 @@
+"""What a sweep shows while it runs: lines, a progress bar on a terminal, tables at the end.
+
+Knows nothing of how points run or where they are stored.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tilepipe.launch.table import breakdown_table, progress_line, reasons_table, summary_table
+from tilepipe.records import Outcome, Status
+
+__all__ = ["Screen"]
+
+# Where output goes to a file or pipe, lines are wide enough for the tables.
+_PIPED_WIDTH = 160
+
+
+class Screen:
+    """Output of one sweep of `num_points` points."""
+
+    def __init__(self, num_points: int) -> None:
+        self._num_points = num_points
+        console = Console()
+        self._console = console if console.is_terminal else Console(width=_PIPED_WIDTH)
+        self._errors = Console(stderr=True)
+        self._counts: Counter[str] = Counter()
+        self._bar: Progress | None = None
+
+    def say(self, text: str) -> None:
+        """A line, as it is."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def say_error(self, text: str) -> None:
+        """A line on stderr, as it is."""
+        self._errors.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def show(self, what: RenderableType) -> None:
+        """A table."""
+        self._console.print(what)
+
+    @contextmanager
+    def progress(self) -> Iterator[None]:
+        """Keep a bar below the lines while the block runs; nothing where output is piped."""
+        if not self._console.is_terminal:
+            yield
+            return
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed}/{task.total}"),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=self._console, transient=True) as self._bar:
+            self._task = self._bar.add_task(self._described(), total=self._num_points)
+            yield
+        self._bar = None
+
+    def ended(self, outcome: Outcome, *, reused: bool) -> None:
+        """A point has ended, or was there already."""
+        self._counts[_kind(outcome, reused)] += 1
+        line = progress_line(
+            outcome, number=self._counts.total(), total=self._num_points, reused=reused
+        )
+        self.say(line)
+        if self._bar is not None:
+            self._bar.update(self._task, advance=1, description=self._described())
+
+    def show_results(self, outcomes: Sequence[Outcome], path: Path) -> None:
+        """Tables of one experiment, and where its numbers are."""
+        self.show(summary_table(outcomes))
+        if any(outcome.terms for outcome in outcomes):
+            self.show(breakdown_table(outcomes))
+        if any(outcome.status is not Status.ok for outcome in outcomes):
+            self.show(reasons_table(outcomes))
+        self.say(f"results: {path}")
+
+    def _described(self) -> str:
+        kinds = ("done", "reused", "failed", "skipped")
+        return ", ".join(f"{self._counts[kind]} {kind}" for kind in kinds)
+
+
+def _kind(outcome: Outcome, reused: bool) -> str:
+    if reused:
+        return "reused"
+    if outcome.status is Status.ok:
+        return "done"
+    return "skipped" if outcome.status in (Status.unsupported, Status.skipped) else "failed"

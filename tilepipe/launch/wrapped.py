@@ -1,0 +1,96 @@
+"""Run a point under a profiler, a sanitizer or a debugger: one iteration, no time stored.
+
+Knows nothing of any tool; `launch.wrap` is a command with {dir} and {rank}, or the word inline.
+"""
+
+import json
+import os
+import shlex
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from tilepipe.launch.ranks import RanksFailed, job_of, start_wrapped_ranks
+from tilepipe.launch.worker import Job, rank_main, run_point
+from tilepipe.records import Outcome, Point, RankRecord, Status
+from tilepipe.results.store import WRAPPED_FOLDER
+
+__all__ = ["run_wrapped", "wrapped_folder"]
+
+
+def wrapped_folder(results_dir: Path, point: Point) -> Path:
+    """Where the tool writes: beside the results, since nothing here is a measurement."""
+    return results_dir / WRAPPED_FOLDER / point.name / point.folder
+
+
+def run_wrapped(point: Point, *, results_dir: Path) -> Outcome:
+    """Run every rank once under the tool; the outcome carries verdicts, never a time."""
+    folder = wrapped_folder(results_dir, point)
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    config = {**point.config, "measure": {"num_warmups": 0, "num_iters": 1}}
+    once = replace(point, config=config)
+    job = job_of(once, log_dir=folder / "logs", spill_dir=results_dir)
+    if config["launch"]["wrap"] == "inline":
+        # No boundary here: what is raised belongs to the debugger.
+        return _outcome(point, [run_point(job, 0)])
+    fault = _tool_fault(config["launch"]["wrap"])
+    if fault:
+        return Outcome(point=point, status=Status.runtime_error, reason=fault)
+    job_file = folder / "job.json"
+    job_file.write_text(json.dumps(job), encoding="utf-8")
+    for old in folder.glob("passed-*"):
+        old.unlink()
+    command = [sys.executable, "-m", "tilepipe.launch.wrapped", "start", str(job_file)]
+    try:
+        start_wrapped_ranks(once, log_dir=folder / "logs", command=command)
+    except RanksFailed as failure:
+        return Outcome(point=point, status=failure.status, reason=failure.reason)
+    passed = [path.read_text() == "True" for path in folder.glob("passed-*")]
+    if len(passed) < config["launch"]["num_ranks"]:
+        reason = f"launch.wrap: the tool ended without running every rank; see {folder}/logs"
+        return Outcome(point=point, status=Status.runtime_error, reason=reason)
+    return _ended(point, all(passed))
+
+
+def _tool_fault(wrap: str) -> str:
+    """Why the tool cannot be started, in a sentence; empty where it can."""
+    try:
+        words = shlex.split(wrap.format(dir="dir", rank="0"))
+    except (ValueError, KeyError, IndexError) as error:
+        return f"launch.wrap={wrap}: {error!r}; quote it for a shell, with {{dir}} and {{rank}} only"
+    if shutil.which(words[0]) is None:
+        return f"launch.wrap={wrap}: {words[0]} was not found; install it or name its path"
+    return ""
+
+
+def _outcome(point: Point, records: list[RankRecord]) -> Outcome:
+    return _ended(point, all(_passed(record) for record in records))
+
+
+def _ended(point: Point, passed: bool) -> Outcome:
+    status = Status.ok if passed else Status.incorrect
+    return Outcome(point=point, status=status, reason="" if passed else "an output is wrong")
+
+
+def _passed(record: RankRecord) -> bool:
+    return all(verdict.passed for verdict in record.verdicts)
+
+
+def _start_tool(job_file: Path) -> None:
+    """Become the tool, which starts the rank: it sees one process and gets its exit code."""
+    job: Job = json.loads(job_file.read_text(encoding="utf-8"))
+    places = {"dir": str(job_file.parent), "rank": os.environ["RANK"]}
+    tool = shlex.split(job["config"]["launch"]["wrap"].format(**places))
+    rank = [sys.executable, "-m", "tilepipe.launch.wrapped", "rank", str(job_file)]
+    os.execvp(tool[0], [*tool, *rank])
+
+
+def _run_rank(job_file: Path) -> None:
+    record = rank_main(json.loads(job_file.read_text(encoding="utf-8")))
+    passed = _passed(record)
+    (job_file.parent / f"passed-{record.rank}").write_text(str(passed))
+
+
+if __name__ == "__main__":
+    {"start": _start_tool, "rank": _run_rank}[sys.argv[1]](Path(sys.argv[2]))

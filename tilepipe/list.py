@@ -1,0 +1,169 @@
+"""List what can be typed and what is stored: `python -m tilepipe.list [KIND]`.
+
+Knows nothing of composing: it reads the comments at the head of option files, and the metadata of
+the tables' columns.
+"""
+
+import argparse
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tilepipe.config.register import CONF_DIR
+
+__all__ = ["Option", "main", "options", "read_option"]
+
+# Kind, as it is typed here -> group of options, as it is typed to tilepipe.run.
+_GROUPS = {
+    "experiments": "experiment",
+    "kernels": "kernel",
+    "workloads": "workload",
+    "routings": "routing",
+    "hardware": "hardware",
+}
+_COLUMNS = "columns"
+_KINDS = (*_GROUPS, _COLUMNS)
+# The one option without a file: config/register.py computes it.
+_AUTO = "The largest of these that this machine is; cpu where there is no GPU."
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
+# Below a comment's prose, indented by more than its one blank.
+_COMMAND = re.compile(r"#\s{2,}(\S.*)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """What the comment at the head of an option file says."""
+
+    name: str
+    sentence: str
+    command: str | None = None  # as the file gives it
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code of the command: 0 listed, 2 for a wrong word."""
+    parser = argparse.ArgumentParser(prog="python -m tilepipe.list", description=__doc__)
+    kinds = ", ".join(_KINDS)
+    parser.add_argument("kind", nargs="?", metavar="KIND", help=f"one of {kinds}; none: all")
+    parser.add_argument(
+        "--config-dir", metavar="DIR", type=Path, help="folder of your own, as for tilepipe.run"
+    )
+    typed = parser.parse_args(arguments)
+    try:
+        print("\n".join(_listing(typed.kind, typed.config_dir)))
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def options(group: str, config_dir: Path | None) -> list[Option]:
+    """Options of a group by name, ours first; raises ValueError for a folder that has none."""
+    found = _read_group(CONF_DIR, group, own=True)
+    if group == "hardware":
+        found["auto"] = Option(name="auto", sentence=_AUTO)
+    listed = [found[name] for name in sorted(found)]
+    if config_dir is None:
+        return listed
+    for name, option in sorted(_read_group(config_dir, group, own=False).items()):
+        if name in found:
+            # Hydra looks into our folder first.
+            sentence = (
+                f"Never taken: TilePipe has {group}={name} itself; give the file another name."
+            )
+            option = Option(name=name, sentence=sentence)
+        listed.append(option)
+    return listed
+
+
+def read_option(name: str, lines: Iterable[str]) -> Option:
+    """Read the comment at the head of an option file: its first sentence, and a command."""
+    prose, command = [], None
+    for line in lines:
+        if not line.startswith("#"):
+            break
+        indented = _COMMAND.match(line)
+        if indented:
+            command = command or indented.group(1).strip()
+        elif not line.startswith("# @package"):
+            prose.append(line.lstrip("# ").strip())
+    sentence = _SENTENCE_END.split(" ".join(prose).strip())[0]
+    return Option(name=name, sentence=sentence or "(its file has no comment)", command=command)
+
+
+def _listing(kind: str | None, config_dir: Path | None) -> list[str]:
+    """Lines to print; raises ValueError for what was mistyped."""
+    if kind is not None and kind not in _KINDS:
+        raise ValueError(f"kind={kind}: must be one of {', '.join(_KINDS)}; type none to list all")
+    if config_dir is not None:
+        _check_config_dir(config_dir)
+    if kind == _COLUMNS:
+        return _column_lines()
+    if kind is not None:
+        return _option_lines(options(_GROUPS[kind], config_dir))
+    lines = []
+    for each, group in _GROUPS.items():
+        lines += [f"{each}: {_typed(group)}", *_option_lines(options(group, config_dir)), ""]
+    return [*lines, f"{_COLUMNS}: of the result tables", "  python -m tilepipe.list columns"]
+
+
+def _typed(group: str) -> str:
+    return "+experiment=NAME" if group == "experiment" else f"{group}=NAME"
+
+
+def _check_config_dir(folder: Path) -> None:
+    if not folder.is_dir():
+        raise ValueError(f"--config-dir={folder}: no such folder: name one that holds option files")
+    if not any((folder / group).is_dir() for group in _GROUPS.values()):
+        groups = ", ".join(_GROUPS.values())
+        raise ValueError(
+            f"--config-dir={folder}: holds none of the folders {groups}: put option files into "
+            "one of them"
+        )
+
+
+def _read_group(folder: Path, group: str, *, own: bool) -> dict[str, Option]:
+    found = {}
+    for path in sorted((folder / group).rglob("*.yaml")):
+        name = path.relative_to(folder / group).with_suffix("").as_posix()
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            option = read_option(name, lines)
+        if group == "experiment" and not own and option.command is None:
+            command = f"python -m tilepipe.run --config-dir {shlex.quote(str(folder))} "
+            command += f"+experiment={shlex.quote(name)}"
+            option = Option(name=name, sentence=option.sentence, command=command)
+        found[name] = option
+    return found
+
+
+def _option_lines(listed: Sequence[Option]) -> list[str]:
+    width = max((len(option.name) for option in listed), default=0)
+    lines = []
+    for option in listed:
+        lines.append(f"  {option.name:<{width}}  {option.sentence}")
+        if option.command:
+            lines.append(f"  {'':<{width}}  {option.command}")
+    return lines
+
+
+def _column_lines() -> list[str]:
+    """Every column of the three tables, with unit and meaning."""
+    # Here and not above: pyarrow takes as long to load as all the rest.
+    from tilepipe.results.schema import BREAKDOWN, SAMPLES, SUMMARY
+
+    lines = []
+    for table, schema in (("samples", SAMPLES), ("breakdown", BREAKDOWN), ("summary", SUMMARY)):
+        width = max(map(len, schema.names))
+        lines.append(f"{table}.parquet")
+        for field in schema:
+            told = {key.decode(): value.decode() for key, value in field.metadata.items()}
+            unit = f"[{told['unit']}]"
+            lines.append(f"  {field.name:<{width}}  {unit:<15} {told['meaning']}")
+        lines.append("")
+    return lines[:-1]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
