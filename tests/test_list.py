@@ -107,9 +107,8 @@ def own_dir(tmp_path):
     """A user's folder: an experiment with a command, one without, one whose name is taken."""
     folder = tmp_path / "my conf" / "experiment"
     (folder / "deep").mkdir(parents=True)
-    (folder / "mine.yaml").write_text(
-        "# Mine alone.\n#   python -m tilepipe.run +experiment=mine\n"
-    )
+    command = "python -m tilepipe.run --config-dir=. +experiment=mine"
+    (folder / "mine.yaml").write_text(f"# Mine alone.\n#   {command}\n")
     (folder / "deep" / "two.yaml").write_text("# @package _global_\n# Two deep.\n")
     (folder / "dispatch.yaml").write_text("# Another dispatch.\n")
     return folder.parent

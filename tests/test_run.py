@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -152,3 +153,72 @@ def test_cfg_job_runs_nothing_and_imports_no_gpu_stack(tmp_path):
     assert done.stdout.startswith("name: combine\n")
     assert done.stdout.endswith("code 0 []\n")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_words_of_the_sweep_are_no_part_of_a_point(command):
+    _, points, _ = command("workload=tiny", "dry_run=true", "resume=any", "repetitions=3")
+    _, plain, _ = command("workload=tiny")
+
+    assert points[0].overrides == plain[0].overrides == ("workload=tiny",)
+    assert points[0].folder == plain[0].folder
+
+
+def test_two_experiments_are_applied_one_after_the_other(command):
+    both = "+experiment=[dispatch_gemm,dispatch_gemm_order]"
+    _, points, _ = command(both)
+
+    (name,) = {point.name for point in points}
+    assert name == "dispatch_gemm_order"
+    assert {point.config["kernel"]["order"] for point in points} == {
+        "edf",
+        "edf_list",
+        "expert",
+        "token",
+        "random",
+    }
+    _, again, _ = command(*points[0].overrides)
+    assert [point.folder for point in again] == [points[0].folder]
+
+
+def test_experiments_of_the_user_are_found_in_a_config_dir(command, tmp_path):
+    mine = tmp_path / "conf" / "experiment" / "mine.yaml"
+    mine.parent.mkdir(parents=True)
+    mine.write_text(
+        "# @package _global_\n"
+        "defaults:\n"
+        "  - override /kernel: combine\n"
+        "  - override /workload: ${tilepipe.by_device:${hardware},deepseek_v3,tiny}\n"
+        "name: mine\n"
+        "hydra:\n"
+        "  mode: MULTIRUN\n"
+        "  sweeper:\n"
+        "    params:\n"
+        "      kernel.order: edf,random\n"
+    )
+
+    _, points, _ = command("--config-dir", str(mine.parent.parent), "+experiment=mine")
+
+    assert [(p.name, p.operation, p.choices["workload"]) for p in points] == [
+        ("mine", "combine", "tiny")
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("tilepipe +experiment=dispatch_gemm_o", ["+experiment=dispatch_gemm_order"]),
+        ("tilepipe kernel=gr", ["kernel=grouped_gemm"]),
+        ("tilepipe workload=deepseek_v3_s", ["workload=deepseek_v3_small"]),
+    ],
+)
+def test_a_shell_completes_groups_and_experiments_quickly(line, found):
+    environment = {**os.environ, "COMP_LINE": line}
+    words = [sys.executable, "-m", "tilepipe.run", "-sc", "query=bash"]
+    times = []
+    for _ in range(3):
+        begin = time.monotonic()
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+        times.append(time.monotonic() - begin)
+
+    assert done.stdout.split() == found
+    assert min(times) < 0.5

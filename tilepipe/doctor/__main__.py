@@ -17,7 +17,7 @@ from tilepipe.doctor.interpreter import python_fact
 __all__ = ["main"]
 
 # results_dir of conf/config.yaml.
-_RESULTS_DIR = Path("outputs")
+RESULTS_DIR = Path("outputs")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         from tilepipe.doctor.examination import examine
 
-        facts, option = examine(python, _RESULTS_DIR)
+        facts, option = examine(python, RESULTS_DIR)
     print(as_document(facts, option) if as_json else as_text(facts, option))
     return 0 if is_ready(facts) else 1
 

@@ -18,6 +18,7 @@ def point_from(cfg: DictConfig, hydra_cfg: HydraConf) -> Point:
     """The point as plain data: interpolations resolved, enums by name.
 
     `overrides` are words as Hydra reads them: quoted for a shell they compose this one point again.
+    Words that say how the sweep is run are not among them.
     """
     resolved = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
     container = cast(dict[str, Any], resolved)
@@ -33,8 +34,16 @@ def point_from(cfg: DictConfig, hydra_cfg: HydraConf) -> Point:
         executor="host" if container["launch"]["fabric"] == "host" else "cuda",
         config=container,
         choices=choices,
-        overrides=tuple(hydra_cfg.overrides.task),
+        overrides=tuple(word for word in hydra_cfg.overrides.task if not _of_sweep(word)),
         config_id=config_id(container),
         build_id=build_id(build),
         build=build,
     )
+
+
+# Root keys of the sweep and the tool to run under: no part of a point.
+_SWEEP_KEYS = ("resume", "dry_run", "fail_fast", "repetitions", "launch.wrap")
+
+
+def _of_sweep(word: str) -> bool:
+    return word.partition("=")[0].lstrip("+") in _SWEEP_KEYS

@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from rich.table import Table
+from rich.text import Text
 
 from tilepipe.config.choices import Resume
 from tilepipe.config.schemas import check_config, config_from_dict
@@ -41,7 +42,8 @@ def dry_table(
             happens = fault or _happens(point, results_dir, resume)
             wrong += [fault] if fault else []
             ranks = str(point.config["launch"]["num_ranks"])
-            table.add_row(str(number), told(point), happens, ranks, size)
+            # Text: brackets of a list are no markup.
+            table.add_row(str(number), Text(told(point)), Text(happens), ranks, size)
     return table, wrong
 
 

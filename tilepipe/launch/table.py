@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from tilepipe.records import Outcome, Point, Status
 from tilepipe.results.pointfile import command_of
@@ -71,7 +72,7 @@ def reasons_table(outcomes: Sequence[Outcome]) -> Table:
         table.add_column(heading, overflow="fold")
     for outcome in outcomes:
         if outcome.status is not Status.ok:
-            table.add_row(outcome.status.name, told(outcome.point), outcome.reason)
+            table.add_row(outcome.status.name, Text(told(outcome.point)), Text(outcome.reason))
     return table
 
 

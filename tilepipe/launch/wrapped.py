@@ -58,7 +58,8 @@ def _tool_fault(wrap: str) -> str:
     try:
         words = shlex.split(wrap.format(dir="dir", rank="0"))
     except (ValueError, KeyError, IndexError) as error:
-        return f"launch.wrap={wrap}: {error!r}; quote it for a shell, with {{dir}} and {{rank}} only"
+        allowed = "quote it for a shell, with {dir} and {rank} only"
+        return f"launch.wrap={wrap}: {error!r}; {allowed}"
     if shutil.which(words[0]) is None:
         return f"launch.wrap={wrap}: {words[0]} was not found; install it or name its path"
     return ""
