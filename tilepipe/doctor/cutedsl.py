@@ -2,7 +2,7 @@
 
 Knows nothing of kernels; imports neither library.
 
-Since 4.6 or so each CUDA major has a library set of its own (libs-cu12, libs-cu13) beside what both
+In 4.8.1 each CUDA major has a library set of its own (libs-cu12, libs-cu13) beside what both
 share (libs-base, libs-core); where both are installed the DSL takes the newest that the driver can
 run, and without a driver the newest.
 """

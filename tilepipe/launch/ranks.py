@@ -34,7 +34,8 @@ _THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_TH
 # 0.4 s a point of 4 ranks, where fresh interpreters took 3.5 s (two cores, 2026-11).
 _PRELOADED = [
     "torch.distributed.elastic.multiprocessing.api",
-    "tilepipe.run",
+    "tilepipe.launch.collect",
+    "tilepipe.config.register",
     "tilepipe.launch.worker",
     *(f"tilepipe.experiments.{operation.name}" for operation in Operation),
 ]

@@ -11,7 +11,13 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tilepipe.launch.table import breakdown_table, progress_line, reasons_table, summary_table
+from tilepipe.launch.table import (
+    breakdown_table,
+    figures_table,
+    progress_line,
+    reasons_table,
+    times_table,
+)
 from tilepipe.records import Outcome, Status
 
 __all__ = ["Screen"]
@@ -73,7 +79,8 @@ class Screen:
 
     def show_results(self, outcomes: Sequence[Outcome], path: Path) -> None:
         """Tables of one experiment, and where its numbers are."""
-        self.show(summary_table(outcomes))
+        self.show(times_table(outcomes))
+        self.show(figures_table(outcomes))
         if any(outcome.terms for outcome in outcomes):
             self.show(breakdown_table(outcomes))
         if any(outcome.status is not Status.ok for outcome in outcomes):

@@ -6,6 +6,7 @@ Knows nothing of files; the same numbers, with their intervals, stand in the Par
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -13,7 +14,14 @@ from tilepipe.records import Outcome, Point, Status
 from tilepipe.results.pointfile import command_of
 from tilepipe.results.summary import summary_rows
 
-__all__ = ["breakdown_table", "progress_line", "reasons_table", "summary_table", "told"]
+__all__ = [
+    "breakdown_table",
+    "figures_table",
+    "progress_line",
+    "reasons_table",
+    "times_table",
+    "told",
+]
 
 # Column of summary.parquet -> its heading; a column is shown where points differ in it.
 _AXES = {
@@ -48,6 +56,7 @@ _FIGURES = {
     "efficiency": "effic.",
     "speedup": "speed-up",
 }
+_IMBALANCE = {"expert_max_over_mean": "expert", "rank_max_over_mean": "rank"}
 # The contender whose figures stand in the table: the fused form where there is one.
 _MAIN = {"dispatch_gemm": "fused", "gemm_combine": "fused", "grouped_gemm": "gemm_all"}
 
@@ -67,7 +76,7 @@ def progress_line(outcome: Outcome, *, number: int, total: int, reused: bool) ->
 
 def reasons_table(outcomes: Sequence[Outcome]) -> Table:
     """Points that are not ok, and why."""
-    table = Table(title="points that are not ok")
+    table = Table(title="points that are not ok", title_justify="left", box=box.SIMPLE_HEAD)
     for heading in ("status", "point", "reason"):
         table.add_column(heading, overflow="fold")
     for outcome in outcomes:
@@ -76,33 +85,40 @@ def reasons_table(outcomes: Sequence[Outcome]) -> Table:
     return table
 
 
-def summary_table(outcomes: Sequence[Outcome]) -> Table:
-    """One row per point: median time of each contender, figures, imbalance."""
+def times_table(outcomes: Sequence[Outcome]) -> Table:
+    """One row per point: median time of each contender."""
     by_point = [summary_rows([outcome]) for outcome in outcomes]
     firsts = [rows[0] for rows in by_point]
-    axes = _shown_axes(firsts)
     contenders = _in_order(row["contender"] for rows in by_point for row in rows)
-    mains = [_main_row(rows) for rows in by_point]
-    figures = [key for key in _FIGURES if any(row[key] is not None for row in mains)]
-    table = Table(title=_title(firsts, "median of the slowest rank, ms"))
-    for axis in axes:
-        table.add_column(_AXES[axis], justify="right")
-    table.add_column("status")
+    table, axes = _table("median of the slowest rank, ms", firsts)
+    all_ok = all(row["status"] == Status.ok.name for row in firsts)
+    if not all_ok:
+        table.add_column("status")
     for name in contenders:
         table.add_column(name.replace("_", " "), justify="right")
-    for key in figures:
-        table.add_column(_FIGURES[key], justify="right")
-    table.add_column("max/mean expert", justify="right")
-    table.add_column("max/mean rank", justify="right")
-    for rows, main in zip(by_point, mains, strict=True):
+    for rows in by_point:
         times = {row["contender"]: row["median_ns"] for row in rows}
         table.add_row(
-            *(_cell(main[axis]) for axis in axes),
-            main["status"],
+            *(_cell(rows[0][axis]) for axis in axes),
+            *([] if all_ok else [rows[0]["status"]]),
             *(_ms(times.get(name)) for name in contenders),
-            *(_number(main[key]) for key in figures),
-            _number(main["expert_max_over_mean"]),
-            _number(main["rank_max_over_mean"]),
+        )
+    return table
+
+
+def figures_table(outcomes: Sequence[Outcome]) -> Table:
+    """One row per point: rates and overlap of its own contender, and imbalance of the routing."""
+    mains = [_main_row(summary_rows([outcome])) for outcome in outcomes]
+    figures = [key for key in _FIGURES if any(row[key] is not None for row in mains)]
+    table, axes = _table("figures; imbalance is max/mean rows", mains)
+    for key in figures:
+        table.add_column(_FIGURES[key], justify="right")
+    for heading in _IMBALANCE.values():
+        table.add_column(heading, justify="right")
+    for row in mains:
+        table.add_row(
+            *(_cell(row[axis]) for axis in axes),
+            *(_number(row[key]) for key in (*figures, *_IMBALANCE)),
         )
     return table
 
@@ -111,11 +127,8 @@ def breakdown_table(outcomes: Sequence[Outcome]) -> Table:
     """Terms of the fused contender; a row's terms add up to its e2e."""
     timed = [outcome for outcome in outcomes if outcome.terms]
     firsts = [summary_rows([outcome])[0] for outcome in timed]
-    axes = _shown_axes(firsts)
     names = _in_order(term.term for outcome in timed for term in outcome.terms)
-    table = Table(title=_title(firsts, "breakdown of fused, ms: e2e is the sum of the other terms"))
-    for axis in axes:
-        table.add_column(_AXES[axis], justify="right")
+    table, axes = _table("breakdown of fused, ms: e2e is the sum of the others", firsts)
     for name in names:
         table.add_column(name.replace("_", " "), justify="right")
     for outcome, row in zip(timed, firsts, strict=True):
@@ -125,6 +138,15 @@ def breakdown_table(outcomes: Sequence[Outcome]) -> Table:
         ]
         table.add_row(*(_cell(row[axis]) for axis in axes), *cells)
     return table
+
+
+def _table(what: str, rows: Sequence[Mapping[str, Any]]) -> tuple[Table, list[str]]:
+    """An empty table with a column for each axis in which the points differ."""
+    table = Table(title=_title(rows, what), title_justify="left", box=box.SIMPLE_HEAD)
+    axes = _shown_axes(rows)
+    for axis in axes:
+        table.add_column(_AXES[axis], justify="right")
+    return table, axes
 
 
 def _main_row(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
