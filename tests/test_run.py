@@ -11,7 +11,8 @@ import pytest
 
 from tilepipe import run
 from tilepipe.config import detect
-from tilepipe.config.schemas import check_config, config_from_dict
+from tilepipe.config.checks import check_config
+from tilepipe.config.schemas import config_from_dict
 
 
 @pytest.fixture

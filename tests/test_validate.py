@@ -75,8 +75,9 @@ def made_up(config_id="c1", status=Status.ok):
 
 
 def store(root, outcome):
-    with claim_folder(root, outcome.point) as folder:
+    with claim_folder(root, outcome.point):
         pass
+    folder = root / outcome.point.name / outcome.point.folder
     write_outcome(folder, outcome, {})
     return folder
 
@@ -188,7 +189,7 @@ DOCUMENT_FAULTS = {
     "name is other, it lies below exp": lambda d: d.update(name="other"),
     "status ok with a reason: slow": lambda d: d.update(reason="slow"),
     "status ok, but 1 comparisons failed": lambda d: d["ranks"][0]["verdicts"][0].update(
-        passed=False
+        passed=False, num_wrong=1
     ),
     "status ok, but nothing was compared": lambda d: [r["verdicts"].clear() for r in d["ranks"]],
     "verdict stages are ['never']": lambda d: [
@@ -336,8 +337,10 @@ def test_a_missing_table_is_a_fault(root, file):
 
 
 def test_a_run_that_was_cut_short_is_named_with_its_half_written_file(root):
-    with claim_folder(root, replace(made_up("c3").point)) as folder:
+    point = replace(made_up("c3").point)
+    with claim_folder(root, point):
         pass
+    folder = root / point.name / point.folder
     (folder / ".samples.parquet.77.tmp").write_bytes(b"PAR1")
     (root / "exp" / ".summary.parquet.77.tmp").write_bytes(b"PAR1")
     (root / "exp" / "c4-b1").mkdir()

@@ -5,6 +5,8 @@ Knows nothing of torch, kernels or how a point runs.
     python -m tilepipe.run +experiment=dispatch_gemm
 """
 
+import io
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +27,12 @@ __all__ = ["main"]
 
 def main() -> int:
     """Compose what was typed and run it; Hydra's own errors leave with its message and code 1."""
-    points = _collect()
+    _mend_standard_streams()
+    try:
+        points = _collect()
+    except KeyboardInterrupt:
+        print("stopped by SIGINT: nothing was run", file=sys.stderr)
+        return 130
     if not points:
         return 0  # Hydra only showed something: --cfg, --info, --help
     # Imported when there is something to run: the driver needs Parquet, which --cfg does not.
@@ -33,6 +40,21 @@ def main() -> int:
 
     results_dir = Path(points[0].config["results_dir"])
     return run_points(points, results_dir=results_dir, announcement=_announcement(points))
+
+
+def _mend_standard_streams() -> None:
+    """Closed streams lead nowhere, and a character that a stream cannot show becomes another."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  open as long as the process
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _collect() -> list[Point]:
@@ -73,7 +95,8 @@ def _always_a_sweep() -> Iterator[None]:
 def _announcement(points: list[Point]) -> str:
     """The first line: the machine, how many points of what, and what was composed for it."""
     names = ", ".join(sorted({point.name for point in points}))
-    count = f"{len(points)} point{'s' if len(points) > 1 else ''} of {names}"
+    number = len({(point.name, point.folder) for point in points})
+    count = f"{number} point{'s' if number > 1 else ''} of {names}"
     options = sorted({point.config["hardware"]["name"] for point in points})
     line = f"{device_name()}: {count} for hardware={','.join(options)}"
     if options == ["cpu"]:

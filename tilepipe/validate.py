@@ -23,7 +23,7 @@ from tilepipe.results.check import (
     table_faults,
 )
 from tilepipe.results.schema import SUMMARY
-from tilepipe.results.store import WRAPPED_FOLDER
+from tilepipe.results.store import UNDER_WAY, WRAPPED_FOLDER
 from tilepipe.results.summary import summary_rows
 
 __all__ = ["Report", "main", "validate"]
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     report = validate(root)
     for fault in report.faults:
-        print(fault)
+        print(fault.encode("ascii", "backslashreplace").decode())
     if report.num_valid == 0:
         print(f"{root}: holds no valid point: name a folder in which points have run")
     print(f"{report.num_valid} points valid, {len(report.faults)} faults")
@@ -81,6 +81,8 @@ def _walk(folder: Path, root: Path, report: Report) -> None:
             continue  # what tools wrote: no measurements
         if path.is_symlink() or not path.is_dir():
             _check_file(path, where, report)
+        elif path.suffix == UNDER_WAY:
+            report.faults.append(f"{where}: a point under way, or cut short: run it again")
         elif _is_point(path):
             outcome = _check_point(path, root, report)
             if outcome is not None and not is_set_aside(path):

@@ -6,9 +6,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from tilepipe.config import detect
+from tilepipe.config.checks import check_config
 from tilepipe.config.choices import Copy, Fabric, Granularity, Operation, Order
 from tilepipe.config.register import CONF_DIR
-from tilepipe.config.schemas import check_config, config_from_dict
+from tilepipe.config.schemas import config_from_dict
 
 EXPERIMENTS = sorted(path.stem for path in (CONF_DIR / "experiment").glob("*.yaml"))
 HARDWARE = sorted(path.stem for path in (CONF_DIR / "hardware").glob("*.yaml"))

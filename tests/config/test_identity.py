@@ -66,9 +66,12 @@ def build_of(hardware):
 
 
 def test_sources_that_make_a_number_change_the_build_id(tmp_path, monkeypatch, container):
-    for package in ("host", "run"):
+    for package in ("host", "run", "launch", "results"):
         (tmp_path / package).mkdir()
         (tmp_path / package / "module.py").write_text("a = 1\n")
+    for maker in identity._MAKERS:
+        if maker.endswith(".py"):
+            (tmp_path / maker).write_text("a = 1\n")
     monkeypatch.setattr(identity, "_PACKAGE", tmp_path)
     hardware = container()["hardware"]
 

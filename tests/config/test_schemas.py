@@ -5,8 +5,9 @@ import re
 
 import pytest
 
+from tilepipe.config.checks import check_config
 from tilepipe.config.choices import Copy, Operation
-from tilepipe.config.schemas import DispatchGemmKernel, check_config, config_from_dict
+from tilepipe.config.schemas import DispatchGemmKernel, config_from_dict
 
 REFUSED = [
     ("kernel.tile_m=24", "kernel.tile_m=24: must be a multiple of 16 in 16..1024"),
@@ -22,7 +23,7 @@ REFUSED = [
     ("launch.time_limit_s=0", "launch.time_limit_s=0.0: must be above 0"),
     ("routing=zipf routing.exponent=-1", "routing.exponent=-1.0: must be in 0..10"),
     ("routing=masked routing.masked_share=1.5", "routing.masked_share=1.5: must be in 0..1"),
-    ("routing=ragged routing.min_share=nan", "routing.min_share=nan: must be in 0..1"),
+    ("routing=ragged routing.min_share=nan", "routing.min_share=nan: must be a finite number"),
     (
         "routing=hot_rank routing.hot_share=0",
         "routing.hot_share=0.0: must be above 0 and at most 1",

@@ -72,7 +72,11 @@ def terms_ms(operation, delays):
         (Operation.dispatch_gemm, Delays(check_ms=DELAY_MS), "sync_tax", 8 * DELAY_MS),
         (Operation.dispatch_gemm, Delays(gemm_ms=DELAY_MS), "gemm_all", 8 * DELAY_MS),
         (Operation.gemm_combine, Delays(send_ms=DELAY_MS), "tail", 16 * DELAY_MS),
+        (Operation.dispatch_gemm, Delays(contended_ms=DELAY_MS), "contention", 8 * DELAY_MS),
+        (Operation.dispatch_gemm, Delays(entry_ms=200), "plan", 200),
         (Operation.gemm_combine, Delays(gemm_ms=DELAY_MS), "gemm_all", 8 * DELAY_MS),
+        (Operation.gemm_combine, Delays(publish_ms=DELAY_MS), "publish_tax", 8 * DELAY_MS),
+        (Operation.gemm_combine, Delays(contended_ms=DELAY_MS), "contention", 8 * DELAY_MS),
     ],
 )
 def test_a_delay_moves_its_own_term_by_its_own_amount(operation, delays, term, expected_ms):

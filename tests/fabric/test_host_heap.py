@@ -85,7 +85,7 @@ def test_without_room_anywhere_one_sentence_says_how_much_and_where(tmp_path, mo
 
     assert [result.error for result in results] == ["HeapFull", "HeapFull"]
     assert results[0].text.splitlines()[0] == (
-        f"[Errno {errno.ENOSPC}] rank 0 needs 8 MiB of shared memory and found no room in {shm} "
+        f"[Errno {errno.ENOSPC}] rank 0 needs 8.0 MiB of shared memory and found no room in {shm} "
         f"(No space left on device) and {tmp_path}/absent (No such file or directory); free some, "
         "lower workload.num_tokens, or set a smaller kernel.capacity_factor"
     )

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilepipe.fabric.host import HeapPlace
-from tilepipe.host.rank import HostRank, Shape
+from tilepipe.host.memory import Shape
+from tilepipe.host.rank import HostRank
 from tilepipe.schedule.settings import PlanSettings
 
 _group_number = 0

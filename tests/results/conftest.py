@@ -15,6 +15,7 @@ from tilepipe.records import (
     Status,
     Verdict,
 )
+from tilepipe.results.schema import CONTENDERS
 
 CONFIG = {
     "name": "exp",
@@ -131,6 +132,19 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
 
+def _verdicts(num_wrong):
+    return st.builds(
+        Verdict,
+        contender=TEXT,
+        stage=st.sampled_from(["before", "after"]),
+        passed=st.just(num_wrong == 0),
+        num_values=st.integers(0, 2**40),
+        num_wrong=st.just(num_wrong),
+        max_error=st.floats(allow_nan=False),
+        detail=TEXT,
+    )
+
+
 @st.composite
 def _outcomes(draw):
     """Any outcome that may be stored: ok with times, or another status without."""
@@ -139,23 +153,17 @@ def _outcomes(draw):
     num_iters = draw(st.integers(1, 4))
     windows = draw(
         st.lists(
-            st.tuples(TEXT.filter(bool), st.sampled_from(["e2e", "plan", "stage"])),
+            st.tuples(
+                st.sampled_from(sorted(CONTENDERS)), st.sampled_from(["e2e", "plan", "stage"])
+            ),
             min_size=1,
             max_size=3,
             unique=True,
         )
     )
     durations = st.lists(st.integers(0, 2**63 - 1), min_size=num_iters, max_size=num_iters)
-    verdict = st.builds(
-        Verdict,
-        contender=TEXT,
-        stage=st.sampled_from(["before", "after"]),
-        passed=st.just(True) if status is Status.ok else st.booleans(),
-        num_values=st.integers(0, 2**40),
-        num_wrong=st.integers(0, 2**40),
-        max_error=st.floats(allow_nan=False),
-        detail=TEXT,
-    )
+    num_wrong = st.just(0) if status is Status.ok else st.integers(0, 2**40)
+    verdict = num_wrong.flatmap(_verdicts)
     records = tuple(
         RankRecord(
             rank=rank,

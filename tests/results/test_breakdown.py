@@ -185,7 +185,7 @@ def test_the_last_reduction_belongs_to_the_lower_bound():
         sequential=np.full(3, 100),
         gemm_all=np.full(3, 50),
         comm=np.full(3, 60),
-        last_reduce_ns=10,
+        reduce_ns=10,
     )
 
     assert figures["fused/efficiency"] == 0.7

@@ -12,6 +12,7 @@ from tilepipe.records import Status
 from tilepipe.results.schema import (
     BREAKDOWN,
     CONTENDER_FIGURES,
+    CONTENDERS,
     PERFORMANCE_COLUMNS,
     POINT_FIGURES,
     ROUTING_KEYS,
@@ -43,7 +44,8 @@ def test_every_field_says_what_it_means_in_which_unit_and_window(name):
 def test_words_are_those_of_the_choices():
     assert allowed_words(SUMMARY.field("status")) == tuple(status.name for status in Status)
     assert allowed_words(SAMPLES.field("order")) == tuple(o.name for o in choices.Order)
-    assert allowed_words(SAMPLES.field("contender")) == ()
+    assert allowed_words(SAMPLES.field("contender")) == tuple(CONTENDERS)
+    assert allowed_words(SAMPLES.field("config_id")) == ()
 
 
 def test_every_performance_column_may_be_null_and_every_figure_has_a_column():

@@ -313,8 +313,8 @@ BAD_ARRAYS = {
         "topk_ids": np.array([[0, 1]]),
         "topk_weights": np.array([[1e300, 0.0]]),
     },
-    "holds experts, scores, not one of topk_ids and topk_idx; "
-    "store the ids under one of these names": {"experts": np.ones(1), "scores": np.ones(1)},
+    "holds experts, scores, not exactly one of topk_ids and topk_idx; "
+    "store the ids once, under one of these names": {"experts": np.ones(1), "scores": np.ones(1)},
 }
 
 

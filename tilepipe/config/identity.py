@@ -5,6 +5,7 @@ Knows nothing of Hydra, Parquet or how a point runs.
 
 import hashlib
 import json
+import os
 import platform
 from collections.abc import Iterable
 from functools import cache
@@ -18,8 +19,21 @@ __all__ = ["build_facts", "build_id", "config_id", "device_name"]
 
 _CONFIG_ID_LENGTH = 12
 _BUILD_ID_LENGTH = 8
-# Packages whose sources make a number; the rest composes, launches, stores or shows it.
-_MAKERS = ("experiments", "fabric", "host", "measure", "reference", "schedule", "workload")
+# Packages and modules whose sources make a number; the rest composes, stores or shows it.
+_MAKERS = (
+    "experiments",
+    "fabric",
+    "host",
+    "launch/ranks.py",
+    "launch/worker.py",
+    "measure",
+    "reference",
+    "results/accounting.py",
+    "results/breakdown.py",
+    "results/summary.py",
+    "schedule",
+    "workload",
+)
 # Root keys that say where and how a sweep runs, not what a point measures.
 _SWEEP_KEYS = ("name", "results_dir", "resume", "dry_run", "fail_fast", "repetitions")
 _LIBRARIES = ("numpy", "nvidia-cutlass-dsl", "torch")
@@ -51,6 +65,7 @@ def build_facts(hardware: dict[str, Any]) -> dict[str, Any]:
         "hardware": hardware,
         "gpus": list(detect.gpu_names()),
         "cpu": cpu_model(),
+        "cores": _usable_cores(),
     }
 
 
@@ -81,18 +96,29 @@ def cpu_model() -> str:
 
 @cache
 def _sources(maker: str) -> str:
-    return _files(sorted((_PACKAGE / maker).rglob("*.py")))
+    path = _PACKAGE / maker
+    return _files([path] if path.suffix else sorted(path.rglob("*.py")))
+
+
+def _usable_cores() -> int:
+    """Cores that ranks on the host share: fewer than ranks, and overlap hides little."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @cache
 def _content(path: str) -> str:
     """Digest of a trace, so that a copy elsewhere is the same point.
 
-    A missing file keeps its path: the rank process that reads it says what is wrong.
+    What is no file keeps its path: the rank process that reads it says what is wrong.
     """
     try:
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    except OSError:
+        if not Path(path).is_file():
+            return path
+        with Path(path).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except (OSError, ValueError):
         return path
 
 

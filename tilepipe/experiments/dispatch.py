@@ -31,7 +31,7 @@ class Dispatch:
         self._x = self.session.rows_to_send(launch, self._hidden)
 
     def poison(self, contender: str) -> None:
-        poison(self.session.host.recv_x)
+        poison(self.session.host.recv_x[: self.session.extent])
 
     def run(self, contender: str) -> Components:
         return whole_launch(self.session.host.dispatch(self._x))

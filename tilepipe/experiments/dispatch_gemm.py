@@ -4,8 +4,15 @@ Knows nothing of other operations.
 """
 
 from tilepipe.config.schemas import Config
-from tilepipe.experiments.oracle import Oracle
-from tilepipe.experiments.session import Components, Memory, Session, computing_stage, whole_launch
+from tilepipe.experiments.oracle import Oracle, merged
+from tilepipe.experiments.session import (
+    GATE_LAUNCH,
+    Components,
+    Memory,
+    Session,
+    computing_stage,
+    whole_launch,
+)
 from tilepipe.host.launch import Form
 from tilepipe.measure.gate import compare_exact, poison
 from tilepipe.records import Verdict
@@ -31,14 +38,16 @@ class DispatchGemm:
         names = (*self.checked, "other")
         self._out = {name: session.receive_buffer(2 * workload.intermediate) for name in names}
         self._oracle = Oracle(session.routing, rank=session.rank)
-        self._early_tiles: list[int] = []
+        self._num_early = 0
+        self._in_gate = False
 
     def prepare(self, contender: str, launch: int) -> None:
+        self._in_gate = launch == GATE_LAUNCH
         if contender not in ("gemm_all", "gemm_flags"):
             self._x = self.session.rows_to_send(launch, self._hidden)
 
     def poison(self, contender: str) -> None:
-        poison(self.session.host.recv_x)
+        poison(self.session.host.recv_x[: self.session.extent])
         poison(self._out[contender])
 
     def run(self, contender: str) -> Components:
@@ -46,11 +55,14 @@ class DispatchGemm:
         if contender == "dispatch":
             return whole_launch(host.dispatch(self._x))
         out = self._out.get(contender, self._out["other"])
-        stamps = host.dispatch_gemm(self._x, self._gemm, out, Form(contender))
+        # Counting looks at all flags for every tile: not in a launch that is timed.
+        stamps = host.dispatch_gemm(
+            self._x, self._gemm, out, Form(contender), count_early=self._in_gate
+        )
         if contender not in self.checked:
             return computing_stage(stamps)
-        if contender == "fused":
-            self._early_tiles.append(stamps.early)
+        if contender == "fused" and self._in_gate:
+            self._num_early = stamps.early
         return whole_launch(stamps)
 
     def check(self, contender: str, launch: int, stage: str) -> list[Verdict]:
@@ -70,10 +82,10 @@ class DispatchGemm:
             )
             for _, first, valid in layout.tiles.tolist()
         ]
-        return [verdict, *same]
+        return [verdict, merged(same, contender=contender, stage=stage)]
 
     def counts(self) -> dict[str, int]:
-        return {**self.session.counts(), "tiles_before_last_row": max(self._early_tiles, default=0)}
+        return {**self.session.counts(), "tiles_before_last_row": self._num_early}
 
 
 TRIAL = DispatchGemm

@@ -10,7 +10,7 @@ from tilepipe.experiments.session import Session, plan_settings, routing_of, sha
 from tilepipe.experiments.trial import Trial, measure
 from tilepipe.fabric.host import HeapPlace
 from tilepipe.host.delays import NO_DELAYS, Delays
-from tilepipe.host.rank import symmetric_bytes
+from tilepipe.host.memory import symmetric_bytes
 from tilepipe.records import RankRecord
 
 __all__ = ["run_rank", "symmetric_bytes_of"]

@@ -7,16 +7,12 @@ from functools import partial
 from typing import Protocol
 
 from tilepipe.config.schemas import Config
-from tilepipe.experiments.session import Components, Memory, Session
+from tilepipe.experiments.session import GATE_LAUNCH, Components, Memory, Session
 from tilepipe.measure.contenders import run_interleaved
 from tilepipe.measure.ranges import ranges
 from tilepipe.records import RankRecord, Sample, Verdict
 
 __all__ = ["Trial", "measure"]
-
-
-# Payload number of the launches before timing; timed ones count on from it.
-_GATE_LAUNCH = 1
 
 
 class Trial(Protocol):
@@ -63,18 +59,18 @@ def measure(trial: Trial) -> RankRecord:
     verdicts: list[Verdict] = []
     for contender in trial.checked:
         # One payload for all, so that contenders may be compared with each other bit for bit.
-        trial.prepare(contender, _GATE_LAUNCH)
+        trial.prepare(contender, GATE_LAUNCH)
         trial.poison(contender)
         heap.barrier()
         trial.run(contender)
-        verdicts += trial.check(contender, _GATE_LAUNCH, "before")
+        verdicts += trial.check(contender, GATE_LAUNCH, "before")
     samples: tuple[Sample, ...] = ()
     if heap.all_agree(all(verdict.passed for verdict in verdicts)):
         last_launch: dict[str, int] = {}
         annotate = ranges(wanted=config.launch.wrap is not None)
 
         def timed(contender: str, number: int) -> Components:
-            last_launch[contender] = launch = _GATE_LAUNCH + 1 + number
+            last_launch[contender] = launch = GATE_LAUNCH + 1 + number
             trial.prepare(contender, launch)
             heap.barrier()
             with annotate(contender):

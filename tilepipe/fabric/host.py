@@ -13,6 +13,7 @@ whoever comes next removes the ones that nobody holds.
 import contextlib
 import errno
 import fcntl
+import math
 import mmap
 import os
 import platform
@@ -38,6 +39,7 @@ _NO_ROOM = {
     errno.ENOENT,
     errno.EACCES,
     errno.EROFS,
+    errno.EINVAL,
 }
 
 
@@ -54,7 +56,7 @@ class ArraySpec:
 
     @property
     def num_bytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +116,7 @@ class HostHeap:
     def array(self, rank: int, name: str) -> NDArray[Any]:
         """The array `name` in the memory of `rank`."""
         offset, spec = self._offsets[name]
-        count = int(np.prod(spec.shape, dtype=np.int64))
+        count = math.prod(spec.shape)
         flat = np.frombuffer(self._maps[rank], spec.dtype, count, offset)
         return flat.reshape(spec.shape)
 
@@ -133,7 +135,7 @@ class HostHeap:
             lambda: (
                 f"barrier {target}: ranks {np.flatnonzero(own < target).tolist()} are not there"
             ),
-            limit_s=self._start_limit_s,
+            limit=("launch.time_limit_s", self._start_limit_s),
         )
 
     def all_agree(self, yes: bool) -> bool:
@@ -215,7 +217,7 @@ def _reserve(place: HeapPlace, rank: int, size: int) -> tuple[Path, int]:
             failures.append(f"{path.parent} ({os.strerror(error.errno)})")
     raise HeapFull(
         errno.ENOSPC,
-        f"rank {rank} needs {size / 2**20:.0f} MiB of shared memory and found no room in "
+        f"rank {rank} needs {size / 2**20:.1f} MiB of shared memory and found no room in "
         f"{_listed(failures)}; free some, lower workload.num_tokens, or set a smaller "
         "kernel.capacity_factor",
     )

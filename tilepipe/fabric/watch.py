@@ -47,7 +47,7 @@ class Watch:
         ready: Callable[[], bool],
         describe: Callable[[], str],
         *,
-        limit_s: float | None = None,
+        limit: tuple[str, float] | None = None,  # another key and its seconds
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         """Return once `ready()` is true; raise WatchdogTimeout or PeerAborted otherwise.
@@ -57,7 +57,7 @@ class Watch:
         """
         if ready():
             return
-        limit_s = self._limit_s if limit_s is None else limit_s
+        key, limit_s = limit or ("launch.watchdog_ms", self._limit_s)
         deadline = time.monotonic() + limit_s
         nap = _FIRST_NAP_S
         while True:
@@ -68,7 +68,7 @@ class Watch:
             if time.monotonic() > deadline:
                 self._give_up()
                 raise WatchdogTimeout(
-                    f"rank {self._rank} waited {limit_s:g} s (launch.watchdog_ms): {describe()}"
+                    f"rank {self._rank} waited {limit_s:g} s ({key}): {describe()}"
                 )
             nap = min(2 * nap, _LONGEST_NAP_S)
 

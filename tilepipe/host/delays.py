@@ -18,6 +18,8 @@ class Delays:
     mid_send_ms: float = 0.0  # once, halfway through the tickets
     check_ms: float = 0.0  # at every look at a flag by the GEMM
     gemm_ms: float = 0.0  # at every M tile of the GEMM
+    publish_ms: float = 0.0  # at every M tile, where the GEMM raises flags
+    contended_ms: float = 0.0  # at every M tile, beside communication into a spare buffer
     last_read_ms: float = 0.0  # before the last received rows are read
     hold_last_send: bool = False  # keep the last ticket until this rank has computed a tile
     hold_last_tile: bool = False  # keep the last M tile until this rank has pushed a ticket

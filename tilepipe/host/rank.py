@@ -11,17 +11,15 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tilepipe.fabric.host import ArraySpec, HeapPlace, HostHeap, heap_bytes
+from tilepipe.fabric.host import HeapPlace, HostHeap
 from tilepipe.host.buffers import (
     DispatchTarget,
     HomeTarget,
-    dispatch_specs,
-    home_specs,
     unpack_home,
 )
 from tilepipe.host.combine import CompletionQueue, Pusher, reduce_tokens, wait_home
@@ -29,26 +27,18 @@ from tilepipe.host.delays import NO_DELAYS, pause
 from tilepipe.host.dispatch import Arrivals, send_rows
 from tilepipe.host.gemm import GroupedGemm
 from tilepipe.host.launch import Form, Stamps, TwoThreads
-from tilepipe.host.protocol import LaunchGate, gate_specs
+from tilepipe.host.memory import Shape, capacity_of, specs_of
+from tilepipe.host.protocol import LaunchGate
 from tilepipe.schedule.completion import chunk_columns
-from tilepipe.schedule.layout import check_capacity, count_rows, row_capacity
+from tilepipe.schedule.layout import check_capacity, count_rows
 from tilepipe.schedule.plan import RankPlan, make_rank_plan, plan_home, plan_returns
 from tilepipe.schedule.settings import PlanSettings
 
-__all__ = ["HostRank", "Shape", "symmetric_bytes"]
+__all__ = ["HostRank"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """Sizes that decide what is allocated, equal on all ranks; 0 where an operation has no use."""
-
-    max_tokens: int  # of any rank
-    num_tokens: int  # of the whole group
-    dispatch_hidden: int = 0  # elements of a dispatched row
-    home_hidden: int = 0  # elements of a row that returns
-    tile_n: int = 256
-    capacity_factor: float | None = None
-    spare: bool = False  # keep spare buffers for Form.gemm_contended
+# A thread that waits for the other one of its process looks for peers that gave up this often.
+_LONGEST_WAIT_S = 0.05
 
 
 class HostRank:
@@ -66,12 +56,12 @@ class HostRank:
     ) -> None:
         """Reserve symmetric memory together with all peers; see HostHeap for what it raises."""
         self.rank, self.settings, self.shape = rank, settings, shape
-        self.capacity = _capacity(settings, shape)
+        self.capacity = capacity_of(settings, shape)
         self.heap = HostHeap(
             place,
             rank=rank,
             num_ranks=settings.num_ranks,
-            specs=_specs(settings, shape),
+            specs=specs_of(settings, shape),
             watchdog_s=watchdog_s,
             start_limit_s=start_limit_s,
         )
@@ -141,6 +131,8 @@ class HostRank:
         gemm: GroupedGemm,
         out: NDArray[np.uint16],  # (capacity, N)
         form: Form,
+        *,
+        count_early: bool = False,  # of Form.fused: tiles taken up before the last row came
     ) -> Stamps:
         """Dispatch and multiply what arrives; see Form for the variants."""
         if form is Form.gemm_all:
@@ -149,7 +141,7 @@ class HostRank:
         start_ns, plan, arrivals = self._open_dispatch(spare=contended)
         if form in (Form.gemm_flags, Form.gemm_contended):
             arrivals.preset()
-        planned_ns = time.monotonic_ns()
+        planned_ns = self._ready_ns(form)
         early, first_tile = _Early(arrivals, plan), threading.Event()
 
         def compute() -> None:
@@ -157,10 +149,10 @@ class HostRank:
                 arrivals.wait_all()
 
             def before_tile(tile: int) -> None:
-                pause(self.delays.gemm_ms)
+                self._pause_tile(form)
                 if form is not Form.sequential:
                     arrivals.wait_tile(tile)
-                if form is Form.fused:
+                if count_early and form is Form.fused:
                     early.count()
 
             def after_store(m_tile: int, n_tile: int) -> None:
@@ -230,12 +222,14 @@ class HostRank:
         start_ns, pusher = self._open_combine(y, spare=form is Form.gemm_contended)
         plan, queue = self.current_plan, self._queue
         queue.open(plan.layout, self.gate.epoch)
-        planned_ns = time.monotonic_ns()
+        planned_ns = self._ready_ns(form)
         computed = threading.Event()
         pushed_before_last = 0
 
         def before_tile(tile: int) -> None:
-            pause(self.delays.gemm_ms)
+            self._pause_tile(form)
+            if form in (Form.fused, Form.gemm_publish, Form.gemm_contended):
+                pause(self.delays.publish_ms)
             last = tile == plan.layout.num_tiles - 1
             if self.delays.hold_last_tile and form is Form.fused and last:
                 self.watch.until(
@@ -248,12 +242,18 @@ class HostRank:
             gemm.run(plan, a, y, before_tile=before_tile, after_store=after)
             pushed_before_last = pusher.num_pushed
             computed.set()
+            if form is Form.sequential:
+                wait_home(self._homes[0], self._home_plan, self.watch, epoch=self.gate.epoch)
             if form in (Form.fused, Form.sequential):
                 self._reducing(out)()
 
         def send() -> None:
             if form is Form.sequential:
-                self.watch.until(computed.is_set, lambda: "role push: the GEMM has not ended")
+                self.watch.until(
+                    computed.is_set,
+                    lambda: "role push: the GEMM has not ended",
+                    sleep=lambda _: computed.wait(_LONGEST_WAIT_S),
+                )
                 pusher.push_all()
             else:
                 pusher.push_as_completed(queue)
@@ -263,6 +263,22 @@ class HostRank:
         return replace(stamps, early=pushed_before_last if form is Form.fused else 0)
 
     # Parts of launches.
+
+    def _pause_tile(self, form: Form) -> None:
+        pause(self.delays.gemm_ms)
+        # Fused, communication runs beside the GEMM as well.
+        if form in (Form.fused, Form.gemm_contended):
+            pause(self.delays.contended_ms)
+
+    def _ready_ns(self, form: Form) -> int:
+        """The moment from which a launch counts as planned.
+
+        A stage that is timed alone begins when every rank is ready, as it does for `gemm_all`: rank
+        by rank would leave the first ones the cores of those that still plan.
+        """
+        if form in (Form.gemm_flags, Form.gemm_publish, Form.gemm_contended):
+            self.heap.barrier()
+        return time.monotonic_ns()
 
     def _open_dispatch(self, *, spare: bool) -> tuple[int, RankPlan, Arrivals]:
         """Pass the gate, make the plan; the waits are those of the main buffers."""
@@ -276,6 +292,7 @@ class HostRank:
         epoch = self.gate.epoch
         plan = make_rank_plan(self.rank, self._topk_idx, counts, self.settings, epoch=epoch)
         self.plan = plan
+        self._sent_idx, self._sent_weights = self._topk_idx, self._topk_weights
         arrivals = Arrivals(plan, self._targets[0], self.watch, epoch=epoch, delays=self.delays)
         return start_ns, plan, arrivals
 
@@ -291,7 +308,7 @@ class HostRank:
         tickets = plan_returns(
             plan.layout, rank.astype(np.int32), token.astype(np.int32), settings, epoch=epoch
         )
-        self._home_plan = plan_home(self._topk_idx, settings)
+        self._home_plan = plan_home(self._sent_idx, settings)
         pusher = Pusher(
             settings,
             plan,
@@ -329,35 +346,13 @@ class HostRank:
         return lambda: reduce_tokens(
             self._homes[0],
             self._home_plan,
-            self._topk_idx,
-            self._topk_weights,
+            self._sent_idx,
+            self._sent_weights,
             out,
             self.watch,
             epoch=self.gate.epoch,
             delays=self.delays,
         )
-
-
-def symmetric_bytes(settings: PlanSettings, shape: Shape) -> int:
-    """Bytes that each rank reserves."""
-    return heap_bytes(_specs(settings, shape), settings.num_ranks)
-
-
-def _capacity(settings: PlanSettings, shape: Shape) -> int:
-    return row_capacity(
-        settings, num_tokens=shape.num_tokens, capacity_factor=shape.capacity_factor
-    )
-
-
-def _specs(settings: PlanSettings, shape: Shape) -> dict[str, ArraySpec]:
-    rows = _capacity(settings, shape)
-    specs = gate_specs(settings.num_ranks, settings.num_experts)
-    for suffix in ("", "_spare") if shape.spare else ("",):
-        specs |= dispatch_specs(settings, rows=rows, hidden=shape.dispatch_hidden, suffix=suffix)
-        specs |= home_specs(
-            settings, max_tokens=shape.max_tokens, hidden=shape.home_hidden, suffix=suffix
-        )
-    return specs
 
 
 class _Early:

@@ -34,7 +34,10 @@ def point_from(cfg: DictConfig, hydra_cfg: HydraConf) -> Point:
         executor="host" if container["launch"]["fabric"] == "host" else "cuda",
         config=container,
         choices=choices,
-        overrides=tuple(word for word in hydra_cfg.overrides.task if not _of_sweep(word)),
+        overrides=(
+            *_config_dir(hydra_cfg),
+            *(word for word in hydra_cfg.overrides.task if not _of_sweep(word)),
+        ),
         config_id=config_id(container),
         build_id=build_id(build),
         build=build,
@@ -47,3 +50,9 @@ _SWEEP_KEYS = ("resume", "dry_run", "fail_fast", "repetitions", "launch.wrap")
 
 def _of_sweep(word: str) -> bool:
     return word.partition("=")[0].lstrip("+") in _SWEEP_KEYS
+
+
+def _config_dir(hydra_cfg: HydraConf) -> tuple[str, ...]:
+    """The user's own folder of options, if one was typed."""
+    typed = [s.path for s in hydra_cfg.runtime.config_sources if s.provider == "command-line"]
+    return ("--config-dir", typed[0]) if typed else ()

@@ -3,6 +3,8 @@
 Knows nothing of Hydra and never imports an operation.
 """
 
+import contextlib
+import math
 import sys
 import time
 from collections import deque
@@ -11,10 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tilepipe.config.checks import check_config, check_same_sweep, check_sweep
 from tilepipe.config.choices import Resume
-from tilepipe.config.schemas import check_config, check_sweep, config_from_dict
+from tilepipe.config.schemas import config_from_dict
 from tilepipe.launch.dry import dry_table
-from tilepipe.launch.ranks import RanksFailed, start_ranks
+from tilepipe.launch.ranks import RanksFailed, limit_threads, start_ranks
 from tilepipe.launch.reuse import in_order, reusable, stale_because
 from tilepipe.launch.screen import Screen
 from tilepipe.launch.stopping import Interrupted, interruptible, uninterrupted
@@ -69,6 +72,7 @@ def run_points(
     try:
         for point in points:
             check_sweep(point.config)
+            check_same_sweep(points[0].config, point.config)
         check_results_dir(results_dir)
     except (StoreError, ValueError) as error:
         screen.say_error(str(error))
@@ -79,6 +83,7 @@ def run_points(
         table, wrong = dry_table(listed, results_dir=results_dir, resume=resume)
         screen.show(table)
         return int(bool(wrong))
+    limit_threads()  # before provenance tells what ranks get
     sweep = _Sweep(
         points=listed,
         results_dir=results_dir,
@@ -88,9 +93,21 @@ def run_points(
         facts=provenance(sys.argv),
         screen=screen,
     )
-    with screen.progress():
-        code = _run_all(sweep)
-    code = _finish(sweep) or code
+    try:
+        with interruptible(), screen.progress():
+            code = _run_all(sweep)
+    except Interrupted as error:
+        left = len(listed) - len(sweep.outcomes)
+        screen.say_error(
+            f"stopped by {error}: {left} of {len(listed)} points did not run; type the same again "
+            "to go on"
+        )
+        code = _EXIT_INTERRUPTED
+    finally:
+        # Whatever ended the sweep: what was measured is summed up.
+        with uninterrupted():
+            unwritten = _finish(sweep)
+    code = unwritten or code
     return code or int(any(outcome.status not in _GOOD for outcome in sweep.outcomes))
 
 
@@ -114,23 +131,15 @@ def _run_all(sweep: _Sweep) -> int:
     num_busy = 0  # points in a row that another run is measuring
     while waiting:
         point = waiting.popleft()
+        if num_busy > len(waiting):
+            time.sleep(_BUSY_LOOK_S)
         try:
-            with interruptible():
-                if num_busy > len(waiting):
-                    time.sleep(_BUSY_LOOK_S)
-                outcome, reused = _one(sweep, point)
+            outcome, reused = _one(sweep, point)
         except FolderBusy:
             # The other run may end with the very result that is wanted: look again later.
             waiting.append(point)
             num_busy += 1
             continue
-        except Interrupted as error:
-            left = len(waiting) + 1
-            sweep.screen.say_error(
-                f"stopped by {error}: {left} of {len(sweep.points)} points did not run; type the "
-                "same again to go on"
-            )
-            return _EXIT_INTERRUPTED
         except StoreError as error:
             left = len(waiting) + 1
             sweep.screen.say_error(
@@ -144,6 +153,15 @@ def _run_all(sweep: _Sweep) -> int:
             sweep.screen.say_error(f"fail_fast=true: {len(waiting)} points did not run")
             return 1
     return 0
+
+
+def _storable(value: Any) -> Any:
+    """A config without the numbers that no table holds; the reason of a refused point has them."""
+    if isinstance(value, dict):
+        return {key: _storable(part) for key, part in value.items()}
+    unbounded = isinstance(value, int) and abs(value) >= 2**63
+    endless = isinstance(value, float) and not math.isfinite(value)
+    return None if unbounded or endless else value
 
 
 def _one(sweep: _Sweep, point: Point) -> tuple[Outcome, bool]:
@@ -178,7 +196,8 @@ def _run(sweep: _Sweep, point: Point, folder: Path) -> Outcome:
         )
     except RanksFailed as failure:
         if failure.log:
-            (log_dir / "first_failure.log").write_text(failure.log + "\n")
+            with contextlib.suppress(OSError):  # a full disk is told where results are stored
+                (log_dir / "first_failure.log").write_text(failure.log + "\n")
         return Outcome(point=point, status=failure.status, reason=failure.reason)
     return _judged(point, records)
 
@@ -188,7 +207,8 @@ def _fault(point: Point) -> Outcome | None:
     try:
         check_config(config_from_dict(point.config))
     except ValueError as error:
-        return Outcome(point=point, status=Status.runtime_error, reason=str(error))
+        refused = replace(point, config=_storable(point.config))
+        return Outcome(point=refused, status=Status.runtime_error, reason=str(error))
     if point.executor == "host":
         return None
     hardware = point.config["hardware"]["name"]

@@ -11,8 +11,9 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from tilepipe.config.checks import check_config
 from tilepipe.config.choices import Resume
-from tilepipe.config.schemas import check_config, config_from_dict
+from tilepipe.config.schemas import config_from_dict
 from tilepipe.launch.reuse import reusable
 from tilepipe.launch.table import told
 from tilepipe.launch.worker import describe

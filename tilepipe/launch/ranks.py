@@ -4,6 +4,7 @@ Knows nothing of results on disk; torch's elastic agent starts, watches and ends
 """
 
 import contextlib
+import errno
 import json
 import logging
 import multiprocessing
@@ -13,6 +14,7 @@ import signal
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from tilepipe.launch.stopping import Interrupted
 from tilepipe.launch.worker import Job, failure_paths, rank_main
 from tilepipe.records import Point, RankRecord, Status
 
-__all__ = ["RanksFailed", "job_of", "start_ranks", "start_wrapped_ranks"]
+__all__ = ["RanksFailed", "job_of", "limit_threads", "start_ranks", "start_wrapped_ranks"]
 
 # Seconds that ranks get to end by themselves at their limit, before the agent ends them.
 _GRACE_S = 30.0
@@ -61,8 +63,8 @@ def start_ranks(
 
     Raises RanksFailed, or Interrupted when a signal ended it.
     """
-    os.environ.update(_THREADS)
-    multiprocessing.set_forkserver_preload(_PRELOADED)
+    limit_threads()
+    _start_forkserver()
     job = job_of(point, log_dir=log_dir, spill_dir=spill_dir)
     returned = _supervised(point, log_dir, entry, (job,))
     return tuple(record for _, record in sorted(returned.items()))
@@ -70,8 +72,23 @@ def start_ranks(
 
 def start_wrapped_ranks(point: Point, *, log_dir: Path, command: Sequence[str]) -> None:
     """Run a command on every rank, RANK in its environment; raises as `start_ranks` does."""
-    os.environ.update(_THREADS)
+    limit_threads()
     _supervised(point, log_dir, command[0], tuple(command[1:]))
+
+
+def limit_threads() -> None:
+    """Give every rank one BLAS thread, whatever the environment says."""
+    os.environ.update(_THREADS)
+
+
+def _start_forkserver() -> None:
+    """Start the server that ranks are forked from, unless it runs; Ctrl-C does not reach it."""
+    multiprocessing.set_forkserver_preload(_PRELOADED)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by the server
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def job_of(point: Point, *, log_dir: Path, spill_dir: Path) -> Job:
@@ -91,7 +108,10 @@ def _supervised(
     point: Point, log_dir: Path, entry: Callable[[Job], RankRecord] | str, args: tuple[Any, ...]
 ) -> dict[int, RankRecord]:
     """Start the ranks, watch them to their end, keep their logs, and say why they failed."""
-    # Here and not above: the first point pays for torch, a dry look at the configuration does not.
+    # Every failure becomes a row with its reason; the agent's own account of it is noise. Its
+    # loggers take their level from here when torch is imported, which is here and not above: the
+    # first point pays for torch, a dry look at the configuration does not.
+    os.environ.setdefault("LOGLEVEL", "CRITICAL")
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -106,6 +126,10 @@ def _supervised(
         raise RanksFailed(Status.timeout, reason, "") from None
     except SignalException as error:
         raise Interrupted(signal.Signals(error.sigval).name) from None
+    except OSError as error:
+        reason = f"ranks could not be started: {error}; see that /dev/shm and TMPDIR have room"
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOMEM)
+        raise RanksFailed(Status.oom if full else Status.runtime_error, reason, "") from None
     except ChildFailedError as error:
         _keep_logs(elastic_dir, log_dir)
         exits = {rank: failure.exitcode for rank, failure in error.failures.items()}
@@ -132,8 +156,7 @@ def _elastic(num_ranks: int, log_dir: Path, entry: Callable[[Job], RankRecord] |
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # Every failure becomes a row with its reason; the agent's own account of it is noise.
-    for name in ("torch.distributed", "torch.multiprocessing.spawn", "torchelastic-events-null"):
+    for name in ("torch.multiprocessing.spawn", "torchelastic-events-null"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     log_dir.mkdir(parents=True, exist_ok=True)
     config = LaunchConfig(
@@ -154,9 +177,10 @@ def _elastic(num_ranks: int, log_dir: Path, entry: Callable[[Job], RankRecord] |
 def _keep_logs(elastic_dir: Path, log_dir: Path) -> None:
     """One log a rank in place of the agent's tree; a second call finds nothing to do."""
     for stdout in sorted(elastic_dir.glob("*/attempt_0/*/stdout.log")):
-        text = stdout.read_text(errors="replace")
-        text += stdout.with_name("stderr.log").read_text(errors="replace")
-        (log_dir / f"rank{stdout.parent.name}.log").write_text(text)
+        with contextlib.suppress(OSError):  # a full disk is told where results are stored
+            text = stdout.read_text(errors="replace")
+            text += stdout.with_name("stderr.log").read_text(errors="replace")
+            (log_dir / f"rank{stdout.parent.name}.log").write_text(text)
     shutil.rmtree(elastic_dir, ignore_errors=True)
 
 

@@ -3,6 +3,7 @@
 Knows nothing of how points run or where they are stored.
 """
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ __all__ = ["Screen"]
 
 # Where output goes to a file or pipe, lines are wide enough for the tables.
 _PIPED_WIDTH = 160
+# Narrower terminals get the tables without intervals.
+_WIDE = 110
 
 
 class Screen:
@@ -39,7 +42,8 @@ class Screen:
 
     def say(self, text: str) -> None:
         """A line, as it is."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        with self._quiet_once_gone():
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def say_error(self, text: str) -> None:
         """A line on stderr, as it is."""
@@ -47,7 +51,19 @@ class Screen:
 
     def show(self, what: RenderableType) -> None:
         """A table."""
-        self._console.print(what)
+        with self._quiet_once_gone():
+            self._console.print(what)
+
+    @contextmanager
+    def _quiet_once_gone(self) -> Iterator[None]:
+        """Whoever read the lines may leave; the sweep goes on without showing any."""
+        try:
+            yield
+            self._console.file.flush()
+        except OSError:
+            self._console = Console(quiet=True)
+            # What is still in the stream's buffer would fail again when the process ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
     @contextmanager
     def progress(self) -> Iterator[None]:
@@ -79,11 +95,12 @@ class Screen:
 
     def show_results(self, outcomes: Sequence[Outcome], path: Path) -> None:
         """Tables of one experiment, and where its numbers are."""
-        self.show(times_table(outcomes))
-        self.show(figures_table(outcomes))
+        if any(outcome.status is Status.ok for outcome in outcomes):
+            self.show(times_table(outcomes, narrow=self._console.width < _WIDE))
+            self.show(figures_table(outcomes))
         if any(outcome.terms for outcome in outcomes):
             self.show(breakdown_table(outcomes))
-        if any(outcome.status is not Status.ok for outcome in outcomes):
+        if len(outcomes) > 1 and any(outcome.status is not Status.ok for outcome in outcomes):
             self.show(reasons_table(outcomes))
         self.say(f"results: {path}")
 

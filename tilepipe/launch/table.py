@@ -6,13 +6,15 @@ Knows nothing of files; the same numbers, with their intervals, stand in the Par
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from tilepipe.records import Outcome, Point, Status
+from tilepipe.records import Interval, Outcome, Point, Status
 from tilepipe.results.pointfile import command_of
-from tilepipe.results.summary import summary_rows
+from tilepipe.results.summary import reduce_series, slowest_rank, summary_rows
 
 __all__ = [
     "breakdown_table",
@@ -37,7 +39,7 @@ _AXES = {
     "routing_seed": "seed",
     "routing_layer": "layer",
     "order": "order",
-    "granularity": "granul.",
+    "granularity": "gran.",
     "home_granularity": "home",
     "layout": "layout",
     "copy": "copy",
@@ -46,6 +48,23 @@ _AXES = {
     "tile_n": "tile_n",
     "capacity_factor": "capacity",
 }
+# In the order of the columns.
+_CONTENDERS = {
+    "fused": "fused",
+    "sequential": "seq.",
+    "dispatch": "dispatch",
+    "combine": "combine",
+    "push": "push",
+    "reduce": "reduce",
+    "gemm_all": "gemm",
+    "gemm_flags": "gemm flags",
+    "gemm_publish": "gemm publ.",
+    "gemm_contended": "gemm cont.",
+    "blas_per_expert": "BLAS",
+}
+# Terms whose names are longer than their numbers.
+_TERMS = {"contention": "conten-\ntion", "publish_tax": "publ. tax"}
+_NUMBER_WIDTH = 7
 # Shown even where all points agree: without it no line says how large the point was.
 _ALWAYS = ("num_tokens_total",)
 # Of the point's own contender.
@@ -70,8 +89,10 @@ def told(point: Point) -> str:
 def progress_line(outcome: Outcome, *, number: int, total: int, reused: bool) -> str:
     """One line when a point has ended."""
     how = f"{outcome.status.name}, reused" if reused else outcome.status.name
-    line = f"[{number}/{total}] {how}: {told(outcome.point)}"
-    return line if outcome.status is Status.ok else f"{line}: {outcome.reason}"
+    said = told(outcome.point)
+    if outcome.status is not Status.ok:
+        said = f"{outcome.reason} ({said})"
+    return f"[{number}/{total}] {how}: {said}"
 
 
 def reasons_table(outcomes: Sequence[Outcome]) -> Table:
@@ -85,23 +106,25 @@ def reasons_table(outcomes: Sequence[Outcome]) -> Table:
     return table
 
 
-def times_table(outcomes: Sequence[Outcome]) -> Table:
-    """One row per point: median time of each contender."""
-    by_point = [summary_rows([outcome]) for outcome in outcomes]
-    firsts = [rows[0] for rows in by_point]
-    contenders = _in_order(row["contender"] for rows in by_point for row in rows)
-    table, axes = _table("median of the slowest rank, ms", firsts)
+def times_table(outcomes: Sequence[Outcome], *, narrow: bool) -> Table:
+    """One row per point: each contender's time without plan, and how far its interval reaches.
+
+    Where it is narrow the reach is left out; it stands in summary.parquet.
+    """
+    firsts = [summary_rows([outcome])[0] for outcome in outcomes]
+    series = [slowest_rank(outcome.records) for outcome in outcomes]
+    contenders = [name for name in _CONTENDERS if any((name, "stage") in found for found in series)]
+    table, axes = _table("ms without plan, median of the slowest rank", firsts)
     all_ok = all(row["status"] == Status.ok.name for row in firsts)
     if not all_ok:
         table.add_column("status")
     for name in contenders:
-        table.add_column(name.replace("_", " "), justify="right")
-    for rows in by_point:
-        times = {row["contender"]: row["median_ns"] for row in rows}
+        table.add_column(_CONTENDERS[name], justify="right", min_width=_NUMBER_WIDTH)
+    for row, found in zip(firsts, series, strict=True):
         table.add_row(
-            *(_cell(rows[0][axis]) for axis in axes),
-            *([] if all_ok else [rows[0]["status"]]),
-            *(_ms(times.get(name)) for name in contenders),
+            *(_cell(row[axis]) for axis in axes),
+            *([] if all_ok else [row["status"]]),
+            *(_time(found.get((name, "stage")), narrow=narrow) for name in contenders),
         )
     return table
 
@@ -110,16 +133,18 @@ def figures_table(outcomes: Sequence[Outcome]) -> Table:
     """One row per point: rates and overlap of its own contender, and imbalance of the routing."""
     mains = [_main_row(summary_rows([outcome])) for outcome in outcomes]
     figures = [key for key in _FIGURES if any(row[key] is not None for row in mains)]
-    table, axes = _table("figures; imbalance is max/mean rows", mains)
+    table, axes = _table("figures; ~: may be 1; expert, rank: max/mean rows", mains)
     for key in figures:
         table.add_column(_FIGURES[key], justify="right")
     for heading in _IMBALANCE.values():
         table.add_column(heading, justify="right")
     for row in mains:
-        table.add_row(
-            *(_cell(row[axis]) for axis in axes),
-            *(_number(row[key]) for key in (*figures, *_IMBALANCE)),
-        )
+        spans_one = (row["speedup_low"] or 2.0) <= 1 <= (row["speedup_high"] or 2.0)
+        cells = [
+            _number(row[key]) + ("~" if key == "speedup" and spans_one else "")
+            for key in (*figures, *_IMBALANCE)
+        ]
+        table.add_row(*(_cell(row[axis]) for axis in axes), *cells)
     return table
 
 
@@ -128,24 +153,30 @@ def breakdown_table(outcomes: Sequence[Outcome]) -> Table:
     timed = [outcome for outcome in outcomes if outcome.terms]
     firsts = [summary_rows([outcome])[0] for outcome in timed]
     names = _in_order(term.term for outcome in timed for term in outcome.terms)
-    table, axes = _table("breakdown of fused, ms: e2e is the sum of the others", firsts)
+    table, axes = _table("breakdown of fused, ms; ~: may be 0", firsts)
     for name in names:
-        table.add_column(name.replace("_", " "), justify="right")
+        heading = _TERMS.get(name, name.replace("_", " "))
+        table.add_column(heading, justify="right", min_width=_NUMBER_WIDTH)
     for outcome, row in zip(timed, firsts, strict=True):
         values = {term.term: term.interval for term in outcome.terms}
-        cells = [
-            _ms(None if (found := values.get(name)) is None else found.value) for name in names
-        ]
+        cells = [_term(values.get(name)) for name in names]
         table.add_row(*(_cell(row[axis]) for axis in axes), *cells)
     return table
 
 
 def _table(what: str, rows: Sequence[Mapping[str, Any]]) -> tuple[Table, list[str]]:
     """An empty table with a column for each axis in which the points differ."""
-    table = Table(title=_title(rows, what), title_justify="left", box=box.SIMPLE_HEAD)
+    # No more than two spaces between columns: a sweep's tables fit into 80 columns.
+    table = Table(
+        title=_title(rows, what),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 0, 0, 1),
+    )
     axes = _shown_axes(rows)
     for axis in axes:
-        table.add_column(_AXES[axis], justify="right")
+        table.add_column(_AXES[axis], justify="right", no_wrap=True)
     return table, axes
 
 
@@ -157,7 +188,7 @@ def _main_row(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 def _title(rows: Sequence[Mapping[str, Any]], what: str) -> str:
     executors = ", ".join(sorted({row["executor"] for row in rows}))
     ranks = ", ".join(str(count) for count in sorted({row["num_ranks"] for row in rows}))
-    return f"{rows[0]['name']} (executor {executors}, ranks {ranks}): {what}"
+    return f"{rows[0]['name']}, executor {executors}, ranks {ranks}: {what}"
 
 
 def _shown_axes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -174,6 +205,24 @@ def _cell(value: Any) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
+
+
+def _time(series: NDArray[np.int64] | None, *, narrow: bool) -> str:
+    """Median, and the larger half of its interval in percent."""
+    if series is None:
+        return "-"
+    found = reduce_series(series)
+    if narrow:
+        return _ms(found.median_ns)
+    reach = max(found.high_ns - found.median_ns, found.median_ns - found.low_ns)
+    percent = f" ±{100 * reach / found.median_ns:.0f}%" if found.median_ns > 0 else ""
+    return _ms(found.median_ns) + percent
+
+
+def _term(interval: Interval | None) -> str:
+    if interval is None:
+        return "-"
+    return _ms(interval.value) + ("~" if interval.low <= 0 <= interval.high else "")
 
 
 def _ms(value_ns: int | None) -> str:

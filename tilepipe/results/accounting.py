@@ -50,7 +50,8 @@ def account(
     if point.operation in _SERIES:
         named = {name: series[key] for name, key in _SERIES[point.operation].items()}
         terms = breakdown_terms(point.operation, named)
-        figures |= _overlap(point.operation, series)
+        if records[0].counts["all_rows"]:  # without rows there is nothing to overlap
+            figures |= _overlap(point.operation, series)
     return terms, figures | _rates(point, records, series)
 
 
@@ -74,7 +75,7 @@ def _overlap(operation: str, series: Series) -> dict[str, float]:
         sequential=series["sequential", "stage"],
         gemm_all=series["gemm_all", "stage"],
         comm=series[_COMMUNICATION[operation], "stage"],
-        last_reduce_ns=0 if reduce is None else int(integer_median(reduce)),
+        reduce_ns=0 if reduce is None else int(integer_median(reduce)),
     )
 
 

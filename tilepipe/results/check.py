@@ -51,6 +51,14 @@ def point_faults(folder: Path) -> list[str]:
 
 def load_point(folder: Path) -> tuple[Outcome | None, list[str]]:
     """The stored outcome, None where it cannot be read, and all that is wrong with the folder."""
+    try:
+        return _load_point(folder)
+    # Content that no check foresaw: numbers or names past what Python's own types take.
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        return None, [f"point.json or a table: cannot be read: {_one_line(error)}"]
+
+
+def _load_point(folder: Path) -> tuple[Outcome | None, list[str]]:
     faults = _entry_faults(folder)
     if not (folder / "point.json").is_file():
         return None, [*faults, "point.json: missing, so the point never ended"]
@@ -104,7 +112,7 @@ def _read_table(path: Path, schema: pa.Schema) -> tuple[pa.Table | None, list[st
         content = pa.BufferReader(path.read_bytes())
         table = pq.ParquetFile(content, page_checksum_verification=True).read()
         table.validate(full=True)
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:
         return None, [f"{path.name}: cannot be read: {_one_line(error)}"]
     faults = schema_faults(table.schema, schema)
     if not faults:

@@ -208,6 +208,9 @@ def _rank_faults(entry: Any) -> list[str]:
             faults.append(f"{where}verdicts holds something else than objects")
             continue
         faults += _key_faults(verdict, _VERDICT_KEYS, f"{where}verdict ")
+        count = verdict.get("num_wrong")
+        if isinstance(count, int) and (count < 0 or verdict.get("passed") is not (count == 0)):
+            faults.append(f"{where}verdict has num_wrong {count}, passed {verdict.get('passed')}")
         error = verdict.get("max_error")
         if not _is_number(error) and error not in ("nan", "inf", "-inf"):
             faults.append(f"{where}verdict max_error is {error!r}, want a number, inf or nan")

@@ -7,6 +7,7 @@ and `allowed` where only some words are legal. A column never changes its meanin
 name, and SCHEMA_VERSION goes up.
 """
 
+from collections.abc import Mapping
 from enum import Enum
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from tilepipe.records import Status
 __all__ = [
     "BREAKDOWN",
     "COMPONENTS",
+    "CONTENDERS",
     "CONTENDER_FIGURES",
     "PERFORMANCE_COLUMNS",
     "POINT_FIGURES",
@@ -35,20 +37,42 @@ NOT_TIMED = "not timed"
 COMPONENTS = {
     "e2e": "one launch from behind the barrier to this rank's last result, plan included",
     "plan": "the part of that launch which makes the plan and exchanges counts",
-    "stage": "that launch without its plan; or one launch of a stage run alone",
+    "stage": (
+        "what computes in one launch, from the moment its ranks are ready, gate and plan behind "
+        "them, to the rank's last tile or token; of a whole launch: slowest e2e minus slowest plan"
+    ),
 }
-_COMPONENT_WINDOW = "; ".join(f"{name}: {window}" for name, window in COMPONENTS.items())
-TERMS = (
-    "e2e",
-    "plan",
-    "gemm_all",
-    "sm_tax",
-    "sync_tax",
-    "publish_tax",
-    "contention",
-    "late",
-    "tail",
-)
+TERMS = {
+    "e2e": "the fused launch, plan included; the sum of the others",
+    "plan": "exchanging counts, passing the launch gate, making the Plan",
+    "gemm_all": "the GEMM alone, no flags, no communication",
+    "sm_tax": "what giving SMs to communication costs; null on the host, which has none",
+    "sync_tax": "what looking at flags costs the GEMM: all set beforehand, nothing is waited for",
+    "publish_tax": "what raising flags that nobody reads costs the GEMM",
+    "contention": "what communication into a spare buffer beside it costs that GEMM",
+    "late": "the rest: rows that came late",
+    "tail": "the rest: from the last tile to the last reduced token",
+}
+CONTENDERS = {
+    "fused": "communication and GEMM at once, meeting at flags",
+    "sequential": "the same parts one after the other, nothing overlaps",
+    "dispatch": "dispatch alone: every row sent, all rows here",
+    "combine": "combine alone: rows pushed home and reduced as they complete",
+    "push": "rows pushed home and all of them here, nothing reduced",
+    "reduce": "the reduction alone, all rows home beforehand",
+    "gemm_all": "the GEMM alone, no flags, no communication",
+    "gemm_flags": "the GEMM looking at flags that are all set beforehand",
+    "gemm_publish": "the GEMM raising flags that nobody reads",
+    "gemm_contended": "the GEMM of the two above while communication runs into a spare buffer",
+    "blas_per_expert": "one BLAS product an expert, no tiles",
+}
+
+
+def _meanings(words: Mapping[str, str]) -> str:
+    return "; ".join(f"{word}: {meaning}" for word, meaning in words.items())
+
+
+_COMPONENT_WINDOW = _meanings(COMPONENTS)
 _SLOWEST = f"the slowest rank of each iteration; {_COMPONENT_WINDOW}"
 
 
@@ -148,11 +172,14 @@ CONTENDER_FIGURES = {
     "dedup_gbps": ("dedup_bytes per rank over stage_ns", "1e9 byte/s"),
     "wire_gbps": ("wire_bytes per rank over stage_ns", "1e9 byte/s"),
     "tflops": ("flops per rank over stage_ns", "1e12 flop/s"),
-    "efficiency": ("lower bound over fused, fused = e2e without plan", "1"),
+    "efficiency": (
+        "max(gemm_all, communication), plus reduce for combine, over fused without plan",
+        "1",
+    ),
     "hidden_share": ("1 - (fused - gemm_all) / communication alone", "1"),
     "speedup": ("sequential over fused, median over iterations of the ratio", "1"),
-    "speedup_low": ("lower end of the 95 % interval of speedup", "1"),
-    "speedup_high": ("upper end of the 95 % interval of speedup", "1"),
+    "speedup_low": ("lower end of the interval of speedup, its kind as interval_kind says", "1"),
+    "speedup_high": ("upper end of the interval of speedup, its kind as interval_kind says", "1"),
 }
 _INTERVAL_KIND = (
     "how low and high were found: 95 % by order statistics or bootstrap, or, below six iterations, "
@@ -177,7 +204,7 @@ SAMPLES = _table(
     "samples",
     [
         *_IDENTITY,
-        _word("contender", "which of the interleaved candidates ran", nullable=False),
+        _word("contender", _meanings(CONTENDERS), *CONTENDERS, nullable=False),
         _word("component", _COMPONENT_WINDOW, *COMPONENTS, nullable=False),
         _count("rank", "rank that measured", nullable=False),
         _count("iteration", "number of the timed iteration, from 0", nullable=False),
@@ -196,7 +223,7 @@ BREAKDOWN = _table(
     "breakdown",
     [
         *_IDENTITY,
-        _word("term", "part of e2e; the others add up to it, null as 0", *TERMS, nullable=False),
+        _word("term", f"null counts as 0; {_meanings(TERMS)}", *TERMS, nullable=False),
         _time("value_ns", "difference of medians; null where nothing was measured"),
         _time("low_ns", "lower end of the interval"),
         _time("high_ns", "upper end of the interval"),
@@ -220,7 +247,7 @@ SUMMARY = _table(
         _field("capacity_factor", pa.float64(), "receive rows over the mean; null: worst case"),
         *(_field(f"routing_{key}", kind, text) for key, (kind, text) in ROUTING_KEYS.items()),
         _count("num_warmups", "untimed iterations before the timed ones"),
-        _word("contender", "which of the interleaved candidates; null when not ok"),
+        _word("contender", f"null when not ok; {_meanings(CONTENDERS)}", *CONTENDERS),
         _word("component", "what the times below are of", *COMPONENTS),
         _count("num_iters", "timed iterations behind the times below"),
         _time("median_ns", "median over iterations"),

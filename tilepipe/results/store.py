@@ -10,6 +10,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from tilepipe.results.pointfile import document_of, kept, to_json
 from tilepipe.results.tables import breakdown_table, samples_table, summary_table, to_parquet
 
 __all__ = [
+    "UNDER_WAY",
     "WRAPPED_FOLDER",
     "FolderBusy",
     "claim_folder",
@@ -32,6 +34,9 @@ __all__ = [
     "write_outcome",
     "write_summary",
 ]
+
+# What a point's folder is called, after its name, while it is being measured.
+UNDER_WAY = ".new"
 
 # Below the results folder: output of tools that points were run under, no measurements.
 WRAPPED_FOLDER = "wrapped"
@@ -45,27 +50,38 @@ class FolderBusy(StoreError):
 def claim_folder(results_dir: Path, point: Point) -> Iterator[Path]:
     """A fresh, empty folder for the point, `logs/` in it, that no other run gets meanwhile.
 
-    An existing one becomes `<folder>.<n>` with the first free n from 1, whatever is in it. Raises
-    FolderBusy for one that a living run holds, StoreError where it cannot be made.
+    It lies beside the point's place under another name until the block ends well; then it takes
+    that place, and what was there becomes `<folder>.<n>` with the first free n from 1. So a run
+    that is cut short takes nothing away. Raises FolderBusy while a living run has claimed the
+    point, StoreError where the folder cannot be made.
     """
-    folder = results_dir / point.name / point.folder
-    if Path(point.name).name != point.name or point.name in ("", ".", ".."):
-        raise ValueError(f"name={point.name}: want the name of one folder, without slashes")
+    place = results_dir / point.name / point.folder
+    fresh = place.with_name(f"{place.name}{UNDER_WAY}")
     with ExitStack() as held:
         try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            # Looking, renaming and making are one step for other runs: they wait at the parent.
-            with _locked(folder.parent, wait=True):
-                if folder.exists():
-                    with _locked(folder, wait=False):
-                        folder.rename(_first_free(folder))
-                (folder / "logs").mkdir(parents=True)
-                held.enter_context(_locked(folder, wait=False))
+            place.parent.mkdir(parents=True, exist_ok=True)
+            # Looking, clearing and making are one step for other runs: they wait at the parent.
+            with _locked(place.parent, wait=True):
+                if fresh.exists():
+                    with _locked(fresh, wait=False):
+                        shutil.rmtree(fresh)  # of a run that was killed
+                (fresh / "logs").mkdir(parents=True)
+                held.enter_context(_locked(fresh, wait=False))
         except StoreError:
             raise
         except OSError as error:
-            raise store_error(folder, error) from error
-        yield folder
+            raise store_error(fresh, error) from error
+        try:
+            yield fresh
+        except BaseException:
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise
+        try:
+            if place.exists():
+                place.rename(_first_free(place))
+            fresh.rename(place)
+        except OSError as error:
+            raise store_error(place, error) from error
 
 
 @contextmanager
@@ -137,7 +153,9 @@ def point_folders(name_dir: Path) -> list[Path]:
     if not name_dir.is_dir():
         return []
     return sorted(
-        path.parent for path in name_dir.glob("*/point.json") if not is_set_aside(path.parent)
+        path.parent
+        for path in name_dir.glob("*/point.json")
+        if not is_set_aside(path.parent) and path.parent.suffix != UNDER_WAY
     )
 
 

@@ -52,7 +52,11 @@ class Reduced:
 
 
 def slowest_rank(records: Iterable[RankRecord]) -> Series:
-    """(contender, component) -> time of the slowest rank in each iteration, in their order."""
+    """(contender, component) -> time of the slowest rank in each iteration, in their order.
+
+    A whole launch has samples of e2e and plan; its stage is slowest e2e minus slowest plan of the
+    same iteration, so that stage and plan add up to e2e although different ranks may be slowest.
+    """
     taken: dict[tuple[str, str], dict[int, dict[int, int]]] = {}
     ranks: set[int] = set()
     for record in records:
@@ -73,13 +77,17 @@ def slowest_rank(records: Iterable[RankRecord]) -> Series:
                     f"{contender} {component} iteration {iteration} lacks ranks "
                     f"{sorted(ranks - set(by_rank))}: the slowest rank is not known"
                 )
-    return {
+    series = {
         key: np.array(
             [max(by_iteration[iteration].values()) for iteration in sorted(by_iteration)],
             dtype=np.int64,
         )
-        for key, by_iteration in sorted(taken.items())
+        for key, by_iteration in taken.items()
     }
+    for contender, component in list(series):
+        if component == "plan" and (contender, "e2e") in series:
+            series[contender, "stage"] = series[contender, "e2e"] - series[contender, "plan"]
+    return dict(sorted(series.items()))
 
 
 def reduce_series(series: NDArray[np.int64]) -> Reduced:

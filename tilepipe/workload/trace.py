@@ -117,7 +117,7 @@ def _records(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
                 continue
             try:
                 record = decode(str(line, "utf-8"))
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise _refusal(
                     path, f"line {number} is not valid JSON, or was cut short", _RECORD_AGAIN
                 ) from None
@@ -169,6 +169,8 @@ class _Rows:
             raise self._refusal(
                 number, f"has {len(ids)} topk_ids where the rows before have {self._num_topk}"
             )
+        if any(type(entry) is bool for entry in ids):
+            raise self._refusal(number, "has a topk_ids entry that is no expert number")
         try:
             self._ids.extend(ids)  # refuses floats, strings and null by itself
         except (TypeError, OverflowError):
@@ -183,7 +185,7 @@ class _Rows:
             raise self._refusal(number, f"has no {self._num_topk} topk_weights, one per id")
         try:
             self._weights.extend(weights)
-        except TypeError:
+        except (TypeError, OverflowError):
             raise self._refusal(number, "has a topk_weights entry that is no number") from None
 
     def _refusal(self, number: int, found: str) -> ValueError:
@@ -225,12 +227,12 @@ def _load_arrays(path: str) -> tuple[NDArray[Any], NDArray[Any] | None]:
             if len(named) == 1:
                 weights = arrays["topk_weights"] if "topk_weights" in names else None
                 return arrays[named[0]], weights
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error):
+    except (AttributeError, ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error):
         raise _refusal(path, "not an array file of numbers, or cut short", _RECORD_AGAIN) from None
     raise _refusal(
         path,
-        f"holds {', '.join(names) or 'no array'}, not one of topk_ids and topk_idx",
-        "store the ids under one of these names",
+        f"holds {', '.join(names) or 'no array'}, not exactly one of topk_ids and topk_idx",
+        "store the ids once, under one of these names",
     )
 
 
