@@ -18,7 +18,7 @@ run: $(READY) ## fused dispatch and GEMM, on whatever hardware is here
 	$(BIN)/python -m tilepipe.run +experiment=dispatch_gemm
 
 test: $(READY) ## all tests that need no GPU
-	$(BIN)/python -m pytest -q -m "not gpu and not multi_gpu"
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not gpu and not multi_gpu"
 
 lint: $(READY) ## formatting, style, import contracts, types
 	$(BIN)/ruff format --check .

@@ -168,6 +168,8 @@ def test_a_typed_token_count_caps_a_trace(tmp_path):
         (("workload.toknes=3",), "Key 'toknes' not in 'Workload'"),
         (("kernel.tile_m=100",), "kernel.tile_m=100: must be a multiple of 16 in 16..1024"),
         (("results_dir=/proc/none",), "/proc/none: "),
+        (("launch.time_limit_s=inf",), "launch.time_limit_s=inf: must be a finite number"),
+        (("results_dir=one,two",), "results_dir=two: a sweep has one value, and one was typed too"),
     ],
 )
 def test_bad_input_leaves_one_clear_sentence_and_an_exit_code(words, sentence, tmp_path):
@@ -178,3 +180,53 @@ def test_bad_input_leaves_one_clear_sentence_and_an_exit_code(words, sentence, t
     assert done.returncode != 0
     assert sentence in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_good_run_says_nothing_on_stderr(tmp_path):
+    done = run("kernel=dispatch", "workload=tiny", "launch.num_ranks=2", cwd=tmp_path)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("word", "refused"),
+    [
+        ("workload.num_tokens=9223372036854775808", "workload.num_tokens=9223372036854775808: "),
+        ("kernel.capacity_factor=nan", "kernel.capacity_factor=nan: "),
+        ("routing.seed=18446744073709551616", "routing.seed=18446744073709551616: "),
+    ],
+)
+def test_numbers_that_no_table_holds_are_refused_and_the_other_points_run(word, refused, tmp_path):
+    key, _, value = word.partition("=")
+    good = {"kernel.capacity_factor": "null"}.get(key, "5")
+
+    done = run(
+        "kernel=dispatch",
+        "workload=tiny",
+        "launch.num_ranks=2",
+        f"{key}={value},{good}",
+        cwd=tmp_path,
+    )
+
+    rows = {row["status"]: row["reason"] for row in summary(tmp_path, "dispatch")}
+    assert done.returncode == 1
+    assert set(rows) == {"ok", "runtime_error"}
+    assert rows["runtime_error"].startswith(refused)
+
+
+def test_a_reader_that_leaves_does_not_stop_the_sweep(tmp_path):
+    command = (
+        f"{sys.executable} -m tilepipe.run hardware=cpu measure=quick kernel=dispatch "
+        "workload=tiny launch.num_ranks=2 kernel.order=edf,token,random | head -1"
+    )
+
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert len(summary(tmp_path, "dispatch")) == 3

@@ -176,7 +176,7 @@ def test_keys_of_the_sweep_are_checked_before_anything_runs(
 
 def test_a_name_that_is_no_folder_name_is_refused(point, tmp_path, capsys):
     assert run_points([point(*TINY, name="a/b")], results_dir=tmp_path) == 2
-    assert "name=a/b: must be the name of one folder" in capsys.readouterr().err
+    assert "name=a/b: must be one word of letters, digits, _ and -" in capsys.readouterr().err
 
 
 def test_a_wrapped_point_runs_once_under_the_tool_and_leaves_no_time(point, tmp_path, capsys):

@@ -78,6 +78,9 @@ def run_points(
         screen.say_error(str(error))
         return _EXIT_NOT_RUN
     done = [point for point in listed if reusable(results_dir, point, resume)]
+    twice = len(points) - len(listed) // int(keys["repetitions"])
+    if twice:
+        announcement += f"; {twice} left out that measure the same as others of the list"
     screen.say(_first_line(announcement, listed, done, results_dir))
     if keys["dry_run"]:
         table, wrong = dry_table(listed, results_dir=results_dir, resume=resume)

@@ -156,7 +156,7 @@ def _elastic(num_ranks: int, log_dir: Path, entry: Callable[[Job], RankRecord] |
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    for name in ("torch.multiprocessing.spawn", "torchelastic-events-null"):
+    for name in ("torch.distributed", "torch.multiprocessing.spawn", "torchelastic-events-null"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     log_dir.mkdir(parents=True, exist_ok=True)
     config = LaunchConfig(

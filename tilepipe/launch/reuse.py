@@ -24,7 +24,10 @@ def in_order(points: Sequence[Point], *, repetitions: int) -> list[Point]:
 
     So no point is always measured first, or always after the same other one.
     """
-    distinct = list({(point.name, point.folder): point for point in points}.values())
+    first: dict[tuple[str, str], Point] = {}
+    for point in points:
+        first.setdefault((point.name, point.folder), point)
+    distinct = list(first.values())
     rounds = []
     for repetition in range(repetitions):
         start = repetition % max(1, len(distinct))

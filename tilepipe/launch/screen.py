@@ -29,21 +29,30 @@ _PIPED_WIDTH = 160
 _WIDE = 110
 
 
+class _Console(Console):
+    """A console whose reader may leave: the sweep goes on without showing anything."""
+
+    def on_broken_pipe(self) -> None:
+        """Instead of rich's own, which ends the process."""
+        self.quiet = True
+        # What is still in the stream's buffer would fail again when the process ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
 class Screen:
     """Output of one sweep of `num_points` points."""
 
     def __init__(self, num_points: int) -> None:
         self._num_points = num_points
-        console = Console()
-        self._console = console if console.is_terminal else Console(width=_PIPED_WIDTH)
+        console = _Console()
+        self._console = console if console.is_terminal else _Console(width=_PIPED_WIDTH)
         self._errors = Console(stderr=True)
         self._counts: Counter[str] = Counter()
         self._bar: Progress | None = None
 
     def say(self, text: str) -> None:
         """A line, as it is."""
-        with self._quiet_once_gone():
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def say_error(self, text: str) -> None:
         """A line on stderr, as it is."""
@@ -51,19 +60,7 @@ class Screen:
 
     def show(self, what: RenderableType) -> None:
         """A table."""
-        with self._quiet_once_gone():
-            self._console.print(what)
-
-    @contextmanager
-    def _quiet_once_gone(self) -> Iterator[None]:
-        """Whoever read the lines may leave; the sweep goes on without showing any."""
-        try:
-            yield
-            self._console.file.flush()
-        except OSError:
-            self._console = Console(quiet=True)
-            # What is still in the stream's buffer would fail again when the process ends.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        self._console.print(what)
 
     @contextmanager
     def progress(self) -> Iterator[None]:

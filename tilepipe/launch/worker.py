@@ -8,6 +8,7 @@ import importlib
 import json
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -51,6 +52,8 @@ def at_job_boundary(job: Job, body: Callable[[Job, int], RankRecord]) -> RankRec
     kind and sentence whatever becomes of the other ranks.
     """
     rank = int(os.environ["RANK"])
+    # The server that forked this process ignores it; the agent's word to end must be heard.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     faulthandler.enable()
     faulthandler.dump_traceback_later(job["time_limit_s"], exit=True)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
