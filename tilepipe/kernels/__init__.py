@@ -1,0 +1,4 @@
+"""CuTe DSL kernels.
+
+Knows nothing of configuration files, results or the oracle.
+"""

@@ -1,0 +1,125 @@
+"""Publish and wait on words in global memory: the one owner of memory order in kernels.
+
+Knows nothing of what is published. No other module passes `sem=` to a load, store or atomic; a test
+compiles every function here and reads its PTX.
+
+Contract, per function: who calls it, what must come before, what it orders.
+
+CuTe DSL 4.8.1 has two holes (sm_90a, 2026-11, PTX read): `cute.arch.load(sem="acquire")` and
+`cute.arch.store(sem="release")` are no compiler barriers, so plain accesses move across them.
+Hence: publishing is a fence followed by a relaxed access, and an acquire is followed by a warp
+barrier or a proxy fence, all of which the compiler does respect.
+
+Memory model: PTX ISA, memory consistency model. `fence.acq_rel` then a relaxed write is a release
+pattern; it is cumulative, so rows written by other threads of a CTA are covered once a CTA barrier
+lies between them and the fence.
+"""
+
+from enum import Enum
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, Int64
+
+__all__ = [
+    "POLLS_PER_LOOK",
+    "Scope",
+    "acquire_fence",
+    "add_relaxed",
+    "now_ns",
+    "publish_add",
+    "publish_set",
+    "release_fence",
+    "wait_at_least",
+]
+
+# Polls between two looks at clock and abort word: a look costs more than a poll.
+POLLS_PER_LOOK = 64
+
+
+class Scope(Enum):
+    """Who may see a word."""
+
+    gpu = "gpu"  # CTAs of one device
+    sys = "sys"  # every device and the host: peers over NVLink
+
+
+@cute.jit
+def release_fence(scope: cutlass.Constexpr):
+    """Order all earlier writes of this thread, and what it has seen by barriers, before what it
+    writes next. One fence may precede many `add_relaxed`: a batch of flags costs one fence."""
+    if cutlass.const_expr(scope is Scope.sys):
+        cute.arch.fence_acq_rel_sys()
+    else:
+        cute.arch.fence_acq_rel_gpu()
+
+
+@cute.jit
+def add_relaxed(word: cute.Pointer, rows: Int32, scope: cutlass.Constexpr):
+    """Raise a counter after a `release_fence`; by itself it publishes nothing."""
+    cute.arch.red(word, rows, op="add", dtype="s32", sem="relaxed", scope=scope.value)
+
+
+@cute.jit
+def publish_add(word: cute.Pointer, rows: Int32, scope: cutlass.Constexpr):
+    """Raise a counter by rows that have been written.
+
+    Called by one thread, after a barrier of all threads that wrote the rows with generic stores, or
+    after the bulk copies that this thread issued have completed (not merely been read).
+    """
+    release_fence(scope)
+    add_relaxed(word, rows, scope)
+
+
+@cute.jit
+def publish_set(word: cute.Pointer, value: Int32, scope: cutlass.Constexpr):
+    """Write a single-writer word after all that this thread has to publish; see `publish_add`."""
+    release_fence(scope)
+    cute.arch.store(word, value, sem="relaxed", scope=scope.value)
+
+
+@cute.jit
+def acquire_fence(scope: cutlass.Constexpr, async_reader: cutlass.Constexpr):
+    """Order what a relaxed poll has seen before all later reads of this thread.
+
+    With `async_reader` the reads are bulk or TMA copies issued by this thread: those run in the
+    async proxy, which a generic acquire does not order.
+    """
+    release_fence(scope)  # fence.acq_rel orders both ways
+    if cutlass.const_expr(async_reader):
+        cute.arch.fence_proxy("async.global")
+
+
+@cute.jit
+def now_ns() -> Int64:
+    """The device-wide clock; its steps are about a microsecond on Hopper."""
+    return Int64(cute.arch.globaltimer())
+
+
+@cute.jit
+def wait_at_least(
+    word: cute.Pointer,
+    expected: Int32,
+    abort: cute.Pointer,
+    deadline_ns: Int64,
+    scope: cutlass.Constexpr,
+    async_reader: cutlass.Constexpr,
+) -> Boolean:
+    """Poll until `word >= expected`; True once it is, False when aborted or out of time.
+
+    Called by one thread, which is the one that then reads or issues copies; others of its warp
+    follow behind a warp barrier of the caller's. Polls are relaxed (an acquire at sys scope would
+    invalidate L1 each time) and one fence at the end acquires. Nothing may be read after False.
+    """
+    seen = cute.arch.load(word, Int32, sem="relaxed", scope=scope.value)
+    alive = Boolean(True)
+    while alive and seen < expected:
+        polls = Int32(0)
+        while polls < POLLS_PER_LOOK and seen < expected:
+            seen = cute.arch.load(word, Int32, sem="relaxed", scope=scope.value)
+            polls += 1
+        if seen < expected:
+            stop = cute.arch.load(abort, Int32, sem="relaxed", scope="sys")
+            alive = stop == 0 and now_ns() < deadline_ns
+    acquire_fence(scope, async_reader)
+    return seen >= expected
