@@ -17,7 +17,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from tilepipe.config.identity import device_name
+from tilepipe.config.identity import cpu_model, device_name
 from tilepipe.config.register import CONF_DIR, register, scratch
 from tilepipe.launch.collect import point_from
 from tilepipe.records import Point
@@ -98,7 +98,8 @@ def _announcement(points: list[Point]) -> str:
     number = len({(point.name, point.folder) for point in points})
     count = f"{number} point{'s' if number > 1 else ''} of {names}"
     options = sorted({point.config["hardware"]["name"] for point in points})
-    line = f"{device_name()}: {count} for hardware={','.join(options)}"
+    device = cpu_model() if options == ["cpu"] else device_name()
+    line = f"{device}: {count} for hardware={','.join(options)}"
     if options == ["cpu"]:
         workloads = ", ".join(sorted({point.choices["workload"] for point in points}))
         found = "no GPU found, so " if all(p.choices["hardware"] == "auto" for p in points) else ""

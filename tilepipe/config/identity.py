@@ -15,7 +15,7 @@ from typing import Any
 
 from tilepipe.config import detect
 
-__all__ = ["build_facts", "build_id", "config_id", "device_name"]
+__all__ = ["build_facts", "build_id", "config_id", "cpu_model", "device_name"]
 
 _CONFIG_ID_LENGTH = 12
 _BUILD_ID_LENGTH = 8

@@ -100,9 +100,14 @@ def reasons_table(outcomes: Sequence[Outcome]) -> Table:
     table = Table(title="points that are not ok", title_justify="left", box=box.SIMPLE_HEAD)
     for heading in ("status", "point", "reason"):
         table.add_column(heading, overflow="fold")
+    alike: dict[tuple[str, str], list[str]] = {}
     for outcome in outcomes:
         if outcome.status is not Status.ok:
-            table.add_row(outcome.status.name, Text(told(outcome.point)), Text(outcome.reason))
+            key = (outcome.status.name, outcome.reason)
+            alike.setdefault(key, []).append(told(outcome.point))
+    for (status, reason), points in alike.items():
+        which = points[0] if len(points) == 1 else f"{len(points)} points"
+        table.add_row(status, Text(which), Text(reason))
     return table
 
 
