@@ -96,18 +96,22 @@ def run_points(
         facts=provenance(sys.argv),
         screen=screen,
     )
+    return _run_to_the_end(sweep)
+
+
+def _run_to_the_end(sweep: _Sweep) -> int:
+    """Run all points; whatever ends the sweep, what was measured is summed up and shown."""
     try:
-        with interruptible(), screen.progress():
+        with interruptible(), sweep.screen.progress():
             code = _run_all(sweep)
     except Interrupted as error:
-        left = len(listed) - len(sweep.outcomes)
-        screen.say_error(
-            f"stopped by {error}: {left} of {len(listed)} points did not run; type the same again "
-            "to go on"
+        total = len(sweep.points)
+        sweep.screen.say_error(
+            f"stopped by {error}: {total - len(sweep.outcomes)} of {total} points did not run; "
+            "type the same again to go on"
         )
         code = _EXIT_INTERRUPTED
     finally:
-        # Whatever ended the sweep: what was measured is summed up.
         with uninterrupted():
             unwritten = _finish(sweep)
     code = unwritten or code
