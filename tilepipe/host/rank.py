@@ -230,11 +230,8 @@ class HostRank:
             self._pause_tile(form)
             if form in (Form.fused, Form.gemm_publish, Form.gemm_contended):
                 pause(self.delays.publish_ms)
-            last = tile == plan.layout.num_tiles - 1
-            if self.delays.hold_last_tile and form is Form.fused and last:
-                self.watch.until(
-                    lambda: pusher.num_pushed > 0, lambda: "role GEMM, held tile: nothing is pushed"
-                )
+            if form is Form.fused and tile == plan.layout.num_tiles - 1:
+                self._hold_last_tile(pusher)
 
         def compute() -> None:
             nonlocal pushed_before_last
@@ -269,6 +266,12 @@ class HostRank:
         # Fused, communication runs beside the GEMM as well.
         if form in (Form.fused, Form.gemm_contended):
             pause(self.delays.contended_ms)
+
+    def _hold_last_tile(self, pusher: Pusher) -> None:
+        if self.delays.hold_last_tile:
+            self.watch.until(
+                lambda: pusher.num_pushed > 0, lambda: "role GEMM, held tile: nothing is pushed"
+            )
 
     def _ready_ns(self, form: Form) -> int:
         """The moment from which a launch counts as planned.
