@@ -5,6 +5,7 @@ the tables' columns.
 """
 
 import argparse
+import os
 import re
 import shlex
 import sys
@@ -52,10 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     typed = parser.parse_args(arguments)
     try:
-        print("\n".join(_listing(typed.kind, typed.config_dir)))
+        print("\n".join(_listing(typed.kind, typed.config_dir)), flush=True)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # The reader has seen enough; what is still buffered would fail again at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 0
 
 

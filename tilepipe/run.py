@@ -39,7 +39,11 @@ def main() -> int:
     from tilepipe.launch.driver import run_points
 
     results_dir = Path(points[0].config["results_dir"])
-    return run_points(points, results_dir=results_dir, announcement=_announcement(points))
+    try:
+        return run_points(points, results_dir=results_dir, announcement=_announcement(points))
+    except KeyboardInterrupt:  # before the first point, or after the last
+        print("stopped by SIGINT", file=sys.stderr)
+        return 130
 
 
 def _mend_standard_streams() -> None:

@@ -112,6 +112,15 @@ def test_equal_points_are_listed_once_and_each_round_begins_one_later(point):
     assert listed[3].folder == f"{b.folder}-r1"
 
 
+def test_a_value_that_is_refused_is_an_error_even_where_a_result_is_there(point, tmp_path, runs):
+    run_points([point(*TINY)], results_dir=tmp_path)
+
+    code = run_points([point(*TINY, "launch.time_limit_s=2e6")], results_dir=tmp_path)
+
+    assert code == 1
+    assert len(runs) == 1
+
+
 def test_a_dry_run_lists_points_with_their_memory_and_starts_nothing(point, tmp_path, runs, capsys):
     points = [
         point(*TINY, "dry_run=true"),
@@ -163,7 +172,8 @@ def test_fail_fast_stops_after_the_first_point_that_is_not_ok(point, tmp_path, r
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("repetitions=0",), "repetitions=0: must be 1 or more"),
+        (("repetitions=0",), "repetitions=0: must be in 1..1000"),
+        (("repetitions=99999999999",), "repetitions=99999999999: must be in 1..1000"),
         (("results_dir=''",), "results_dir=: must name a folder"),
     ],
 )

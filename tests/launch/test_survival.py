@@ -117,3 +117,37 @@ def test_two_sweeps_at_once_end_with_every_row_and_no_folder_written_by_both(tmp
     good = [tokens for tokens, status in STATUSES.items() if status == "ok"]
     assert {ran(tmp_path)[tokens] for tokens in good} == {1}
     assert validate.main([str(tmp_path)]) == 0
+
+
+def test_a_sweep_that_was_told_to_ignore_hang_ups_does_so(tmp_path):
+    sweep = subprocess.Popen(
+        ["nohup", sys.executable, "-m", "tests.launch.sweep", str(tmp_path), "fail_fast=true"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    wait_for(lambda: ran(tmp_path)[1] == 1)
+    sweep.send_signal(signal.SIGHUP)
+
+    output = sweep.communicate(timeout=60)[0]
+
+    assert "stopped by" not in output
+    assert statuses(tmp_path) == {1: "ok", 2: "runtime_error"}
+
+
+def test_what_a_killed_sweep_had_under_way_is_gone_after_the_next(tmp_path):
+    first = start(tmp_path, "fail_fast=true")
+    first.communicate(timeout=60)
+    again = start(tmp_path, "resume=none")
+    wait_for(lambda: list(tmp_path.glob("tiny/*.new")))
+    again.kill()
+    again.communicate(timeout=30)
+    wait_for(lambda: not processes_about(tmp_path))
+
+    last = start(tmp_path, "fail_fast=true")
+    last.communicate(timeout=60)
+
+    assert list(tmp_path.glob("tiny/*.new")) == []
+    assert statuses(tmp_path)[1] == "ok"
+    assert validate.main([str(tmp_path)]) == 0

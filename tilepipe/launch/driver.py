@@ -27,7 +27,13 @@ from tilepipe.records import Outcome, Point, RankRecord, Status
 from tilepipe.results.accounting import account
 from tilepipe.results.files import StoreError, check_results_dir
 from tilepipe.results.provenance import provenance, utc_now
-from tilepipe.results.store import FolderBusy, claim_folder, write_outcome, write_summary
+from tilepipe.results.store import (
+    FolderBusy,
+    claim_folder,
+    clear_cut_short,
+    write_outcome,
+    write_summary,
+)
 
 __all__ = ["run_points"]
 
@@ -67,17 +73,20 @@ def run_points(
     """
     keys = points[0].config
     resume = Resume[keys["resume"]]
-    listed = in_order(points, repetitions=int(keys["repetitions"]))
-    screen = Screen(len(listed))
     try:
         for point in points:
             check_sweep(point.config)
             check_same_sweep(points[0].config, point.config)
         check_results_dir(results_dir)
     except (StoreError, ValueError) as error:
-        screen.say_error(str(error))
+        Screen(0).say_error(str(error))
         return _EXIT_NOT_RUN
-    done = [point for point in listed if reusable(results_dir, point, resume)]
+    listed = in_order(points, repetitions=int(keys["repetitions"]))
+    screen = Screen(len(listed))
+    for name in sorted({point.name for point in listed}):
+        clear_cut_short(results_dir / name)
+    sound = [point for point in listed if _fault(point) is None]
+    done = [point for point in sound if reusable(results_dir, point, resume)]
     twice = len(points) - len(listed) // int(keys["repetitions"])
     if twice:
         announcement += f"; {twice} left out that measure the same as others of the list"
@@ -178,7 +187,9 @@ def _one(sweep: _Sweep, point: Point) -> tuple[Outcome, bool]:
         outcome = fault or run_wrapped(point, results_dir=sweep.results_dir)
         sweep.screen.say(f"wrapped: {wrapped_folder(sweep.results_dir, point)}")
         return outcome, False
-    stored = reusable(sweep.results_dir, point, sweep.resume)
+    # A value that is refused is refused, whatever an earlier run with others has left.
+    sound = _fault(point) is None
+    stored = reusable(sweep.results_dir, point, sweep.resume) if sound else None
     if stored is not None:
         sweep.measured.append(stored)
         return stored, True

@@ -20,7 +20,7 @@ from typing import Any
 
 from tilepipe.config.choices import Operation
 from tilepipe.launch.limits import WallClockExceeded, wall_clock
-from tilepipe.launch.stopping import Interrupted
+from tilepipe.launch.stopping import Interrupted, asking
 from tilepipe.launch.worker import Job, failure_paths, rank_main
 from tilepipe.records import Point, RankRecord, Status
 
@@ -169,6 +169,7 @@ def _elastic(num_ranks: int, log_dir: Path, entry: Callable[[Job], RankRecord] |
         max_restarts=0,
         monitor_interval=0.1,
         start_method="forkserver",
+        signals_to_handle=",".join(signal.Signals(number).name for number in asking()),
         logs_specs=DefaultLogsSpecs(log_dir=str(log_dir), redirects=Std.ALL),
     )
     return elastic_launch(config, entry)

@@ -59,8 +59,9 @@ class Screen:
         self._errors.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def show(self, what: RenderableType) -> None:
-        """A table."""
-        self._console.print(what)
+        """A table; on a terminal narrower than its numbers its lines wrap, none are cut."""
+        width = max(self._console.width, self._console.measure(what).minimum)
+        self._console.print(what, width=width, crop=False, no_wrap=True, overflow="ignore")
 
     @contextmanager
     def progress(self) -> Iterator[None]:

@@ -8,13 +8,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["Interrupted", "interruptible", "uninterrupted"]
+__all__ = ["Interrupted", "asking", "interruptible", "uninterrupted"]
 
 _ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(Exception):
     """The user, or the system, asked this process to end; names the signal."""
+
+
+def asking() -> list[signal.Signals]:
+    """Signals that ask this process to end; one that was ignored at its start stays so (nohup)."""
+    return [number for number in _ASKING if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 @contextmanager
@@ -24,7 +29,7 @@ def interruptible() -> Iterator[None]:
     def stop(signum: int, frame: FrameType | None) -> None:
         raise Interrupted(signal.Signals(signum).name)
 
-    before = {number: signal.signal(number, stop) for number in _ASKING}
+    before = {number: signal.signal(number, stop) for number in asking()}
     try:
         yield
     finally:

@@ -3,10 +3,12 @@
 Knows nothing of any tool; `launch.wrap` is a command with {dir} and {rank}, or the word inline.
 """
 
+import ctypes
 import json
 import os
 import shlex
 import shutil
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +16,11 @@ from pathlib import Path
 from tilepipe.launch.ranks import RanksFailed, job_of, start_wrapped_ranks
 from tilepipe.launch.worker import Job, rank_main, run_point
 from tilepipe.records import Outcome, Point, RankRecord, Status
-from tilepipe.results.store import WRAPPED_FOLDER
+from tilepipe.results.store import WRAPPED_FOLDER, hold_folder
 
 __all__ = ["run_wrapped", "wrapped_folder"]
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def wrapped_folder(results_dir: Path, point: Point) -> Path:
@@ -28,6 +32,11 @@ def run_wrapped(point: Point, *, results_dir: Path) -> Outcome:
     """Run every rank once under the tool; the outcome carries verdicts, never a time."""
     folder = wrapped_folder(results_dir, point)
     (folder / "logs").mkdir(parents=True, exist_ok=True)
+    with hold_folder(folder):
+        return _run_in(folder, point, results_dir)
+
+
+def _run_in(folder: Path, point: Point, results_dir: Path) -> Outcome:
     config = {**point.config, "measure": {"num_warmups": 0, "num_iters": 1}}
     once = replace(point, config=config)
     job = job_of(once, log_dir=folder / "logs", spill_dir=results_dir)
@@ -84,6 +93,8 @@ def _start_tool(job_file: Path) -> None:
     places = {"dir": str(job_file.parent), "rank": os.environ["RANK"]}
     tool = shlex.split(job["config"]["launch"]["wrap"].format(**places))
     rank = [sys.executable, "-m", "tilepipe.launch.wrapped", "rank", str(job_file)]
+    # Linux: the tool ends with the process that started it, however that came.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.execvp(tool[0], [*tool, *rank])
 
 

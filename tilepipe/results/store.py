@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ __all__ = [
     "WRAPPED_FOLDER",
     "FolderBusy",
     "claim_folder",
+    "clear_cut_short",
+    "hold_folder",
     "point_folders",
     "read_outcome",
     "read_points",
@@ -82,6 +84,18 @@ def claim_folder(results_dir: Path, point: Point) -> Iterator[Path]:
             fresh.rename(place)
         except OSError as error:
             raise store_error(place, error) from error
+
+
+def hold_folder(folder: Path) -> AbstractContextManager[None]:
+    """Keep other runs off an existing folder; raises FolderBusy while a living run holds it."""
+    return _locked(folder, wait=False)
+
+
+def clear_cut_short(name_dir: Path) -> None:
+    """Remove what runs that are gone had under way; living ones hold theirs."""
+    for folder in sorted(name_dir.glob(f"*{UNDER_WAY}")):
+        with suppress(OSError), _locked(folder, wait=False):
+            shutil.rmtree(folder)
 
 
 @contextmanager
