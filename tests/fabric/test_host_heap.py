@@ -3,11 +3,9 @@
 import errno
 import fcntl
 import os
-import subprocess
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from tests.host.ranks import Failed, run_ranks
 from tilepipe.fabric import host
@@ -92,27 +90,11 @@ def test_without_room_anywhere_one_sentence_says_how_much_and_where(tmp_path, mo
     assert list(shm.iterdir()) == []
 
 
-@pytest.fixture
-def small_tmpfs(tmp_path):
-    """A real file system of 1 MiB, where mounting is allowed."""
-    mount = tmp_path / "small"
-    mount.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mount)]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("mounting a tmpfs is not allowed here")
-    yield mount
-    subprocess.run(["umount", str(mount)], check=True)
-
-
-def test_a_small_shared_memory_file_system_is_found_full_before_a_store_can_fail(
-    small_tmpfs, tmp_path
-):
+def test_a_small_shared_memory_file_system_is_found_full_before_a_store_can_fail(mounted, tmp_path):
     spill = tmp_path / "spill"
     spill.mkdir()
 
-    sums = run_ranks(2, heap_in, 4 * MIB, shm_dir=small_tmpfs, spill_dir=spill)
+    sums = run_ranks(2, heap_in, 4 * MIB, shm_dir=mounted("1m"), spill_dir=spill)
 
     assert not [result for result in sums if isinstance(result, Failed)]
     assert sums == [MIB // 2 * 2, MIB // 2 * 1]

@@ -10,6 +10,7 @@ from typing import Any
 from tilepipe.config.choices import Dtype, Fabric, Law, Operation
 from tilepipe.config.refuse import require
 from tilepipe.config.schemas import (
+    SWEEP_KEYS,
     AllLocalRouting,
     AllRemoteRouting,
     Config,
@@ -33,7 +34,7 @@ def check_sweep(container: dict[str, Any]) -> None:
 
 def check_same_sweep(first: dict[str, Any], other: dict[str, Any]) -> None:
     """Refuse lists of values for keys of which a sweep has one."""
-    for key in ("results_dir", "resume", "dry_run", "fail_fast", "repetitions"):
+    for key in SWEEP_KEYS:
         allowed = f"a sweep has one value, and {first[key]} was typed too; start two sweeps"
         require(first[key] == other[key], key, other[key], allowed)
 

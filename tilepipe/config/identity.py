@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tilepipe.config import detect
+from tilepipe.config.schemas import SWEEP_KEYS
 
 __all__ = ["build_facts", "build_id", "config_id", "cpu_model", "device_name"]
 
@@ -34,15 +35,13 @@ _MAKERS = (
     "schedule",
     "workload",
 )
-# Root keys that say where and how a sweep runs, not what a point measures.
-_SWEEP_KEYS = ("name", "results_dir", "resume", "dry_run", "fail_fast", "repetitions")
 _LIBRARIES = ("numpy", "nvidia-cutlass-dsl", "torch")
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def config_id(container: dict[str, Any]) -> str:
     """Digest of all that defines the measurement: not the folder, not how a sweep is run."""
-    defining = {key: value for key, value in container.items() if key not in _SWEEP_KEYS}
+    defining = _without(container, "name", *SWEEP_KEYS)
     defining["launch"] = _without(container["launch"], "watchdog_ms", "time_limit_s", "wrap")
     routing = container["routing"]
     if "path" in routing:

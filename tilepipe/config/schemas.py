@@ -38,6 +38,7 @@ from tilepipe.config.routings import (
 
 __all__ = [
     "KERNELS",
+    "SWEEP_KEYS",
     "AllLocalRouting",
     "AllRemoteRouting",
     "CombineKernel",
@@ -237,6 +238,9 @@ class Config:
     fail_fast: bool
     repetitions: int
 
+
+# Root keys that say where and how a sweep runs: one value a sweep, no part of a measurement.
+SWEEP_KEYS = ("results_dir", "resume", "dry_run", "fail_fast", "repetitions")
 
 KERNELS: dict[Operation, type[Kernel]] = {
     Operation.dispatch: DispatchKernel,

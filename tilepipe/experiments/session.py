@@ -134,11 +134,12 @@ class Session:
             start_limit_s=launch.time_limit_s,
         )
         self.host.delays = delays
-        counts = np.stack(
+        # Rows from source rank to expert, of all ranks.
+        self._rows_between = np.stack(
             [count_rows(ids, self.settings.num_experts) for ids in self.routing.topk_idx]
         )
         # Receive rows that this rank uses; the symmetric buffers are larger, for any routing.
-        self.extent = int(first_rows(counts, self.settings)[rank, -1])
+        self.extent = int(first_rows(self._rows_between, self.settings)[rank, -1])
         self.host.set_routing(self.topk_idx, self.topk_weights)
 
     @property
@@ -190,9 +191,7 @@ class Session:
         """What the plan and the routing say of this point; totals are over all ranks."""
         plan, routing = self.host.current_plan, self.routing
         row_bytes = shapes.row_bytes(self.config.workload)
-        rows = np.zeros(routing.num_experts, np.int64)
-        for ids in routing.topk_idx:
-            rows += np.bincount(ids[ids >= 0], minlength=routing.num_experts)
+        rows = self._rows_between.sum(axis=0, dtype=np.int64)
         counts = {
             "num_tokens": self.num_tokens,
             "sent_rows": plan.num_sent,

@@ -9,7 +9,11 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["PeerAborted", "Watch", "WatchdogTimeout"]
+__all__ = ["THREAD_LOOK_S", "PeerAborted", "Watch", "WatchdogTimeout"]
+
+# A thread that sleeps until another one of its process wakes it looks for peers that gave up, and
+# at its limit, this often.
+THREAD_LOOK_S = 0.05
 
 # A sleeping wait gives the interpreter lock and the core away; the first naps are short because a
 # row is often only microseconds out. Each look costs some 30 us of a core that others compute on,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilepipe.config.choices import Granularity
-from tilepipe.fabric.watch import Watch
+from tilepipe.fabric.watch import THREAD_LOOK_S, Watch
 from tilepipe.host.buffers import HomeTarget, unpack_home
 from tilepipe.host.delays import Delays, pause
 from tilepipe.schedule.completion import completion_capacity, plan_completion
@@ -25,9 +25,6 @@ __all__ = ["CompletionQueue", "Pusher", "reduce_tokens", "wait_home"]
 
 # Tokens summed in one go; bounds the float32 scratch, has no effect on the result.
 _REDUCE_BATCH = 256
-
-# A sender that waits for the GEMM of its own process looks for peers that gave up this often.
-_LONGEST_WAIT_S = 0.05
 
 
 class CompletionQueue:
@@ -78,7 +75,7 @@ class CompletionQueue:
 
     def sleep(self, nap_s: float) -> None:
         """Sleep until a cell is filled: no look in vain takes the core from the GEMM."""
-        self._news.wait(_LONGEST_WAIT_S)
+        self._news.wait(THREAD_LOOK_S)
         self._news.clear()
 
     def _publish(self, units: NDArray[np.int64]) -> None:

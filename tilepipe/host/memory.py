@@ -26,6 +26,11 @@ class Shape:
     capacity_factor: float | None = None
     spare: bool = False  # keep spare buffers for Form.gemm_contended
 
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """What the names of the buffers end with, the ones in use first."""
+        return ("", "_spare") if self.spare else ("",)
+
 
 def symmetric_bytes(settings: PlanSettings, shape: Shape) -> int:
     """Bytes that each rank reserves."""
@@ -43,7 +48,7 @@ def specs_of(settings: PlanSettings, shape: Shape) -> dict[str, ArraySpec]:
     """All symmetric arrays of a rank."""
     rows = capacity_of(settings, shape)
     specs = gate_specs(settings.num_ranks, settings.num_experts)
-    for suffix in ("", "_spare") if shape.spare else ("",):
+    for suffix in shape.suffixes:
         specs |= dispatch_specs(settings, rows=rows, hidden=shape.dispatch_hidden, suffix=suffix)
         specs |= home_specs(
             settings, max_tokens=shape.max_tokens, hidden=shape.home_hidden, suffix=suffix

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilepipe.fabric.host import HeapPlace, HostHeap
+from tilepipe.fabric.watch import THREAD_LOOK_S
 from tilepipe.host.buffers import (
     DispatchTarget,
     HomeTarget,
@@ -35,10 +36,6 @@ from tilepipe.schedule.plan import RankPlan, make_rank_plan, plan_home, plan_ret
 from tilepipe.schedule.settings import PlanSettings
 
 __all__ = ["HostRank"]
-
-
-# A thread that waits for the other one of its process looks for peers that gave up this often.
-_LONGEST_WAIT_S = 0.05
 
 
 class HostRank:
@@ -68,11 +65,10 @@ class HostRank:
         self.watch = self.heap.watch
         fingerprint = zlib.crc32(repr((settings, shape)).encode())
         self.gate = LaunchGate(self.heap, fingerprint=fingerprint)
-        self._suffixes = ("", "_spare") if shape.spare else ("",)
         self._targets = [
-            DispatchTarget(self.heap, settings.granularity, suffix) for suffix in self._suffixes
+            DispatchTarget(self.heap, settings.granularity, suffix) for suffix in shape.suffixes
         ]
-        self._homes = [HomeTarget(self.heap, suffix) for suffix in self._suffixes]
+        self._homes = [HomeTarget(self.heap, suffix) for suffix in shape.suffixes]
         self._queue = CompletionQueue(settings, rows=self.capacity)
         self._threads = TwoThreads(self.heap)
         self.delays = NO_DELAYS
@@ -102,10 +98,7 @@ class HostRank:
         self,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Receive rows that hold one, and their source rank, token and slot."""
-        tiles = self.current_plan.layout.tiles.astype(np.int64)
-        number = np.repeat(np.arange(len(tiles)), tiles[:, 2])
-        within = np.arange(len(number)) - (np.cumsum(tiles[:, 2]) - tiles[:, 2])[number]
-        rows = tiles[number, 1] + within
+        _, rows = self.current_plan.layout.held_rows()
         return rows, *unpack_home(self._targets[0].row_home[self.rank][rows])
 
     def poison_home(self, value: int) -> None:
@@ -196,11 +189,9 @@ class HostRank:
         """Push every row home and wait for all that come here; nothing is reduced."""
         start_ns, pusher = self._open_combine(y, spare=False)
         planned_ns = time.monotonic_ns()
-
-        def wait() -> None:
-            wait_home(self._homes[0], self._home_plan, self.watch, epoch=self.gate.epoch)
-
-        return self._threads.run(start_ns, planned_ns, compute=wait, send=pusher.push_all)
+        return self._threads.run(
+            start_ns, planned_ns, compute=self._wait_home, send=pusher.push_all
+        )
 
     def reduce(self, out: NDArray[np.uint16]) -> Stamps:
         """Reduce rows that an earlier combine brought home; no gate, nothing is waited for."""
@@ -240,7 +231,7 @@ class HostRank:
             pushed_before_last = pusher.num_pushed
             computed.set()
             if form is Form.sequential:
-                wait_home(self._homes[0], self._home_plan, self.watch, epoch=self.gate.epoch)
+                self._wait_home()
             if form in (Form.fused, Form.sequential):
                 self._reducing(out)()
 
@@ -249,7 +240,7 @@ class HostRank:
                 self.watch.until(
                     computed.is_set,
                     lambda: "role push: the GEMM has not ended",
-                    sleep=lambda _: computed.wait(_LONGEST_WAIT_S),
+                    sleep=lambda _: computed.wait(THREAD_LOOK_S),
                 )
                 pusher.push_all()
             else:
@@ -344,6 +335,9 @@ class HostRank:
             delays=self.delays,
             first_tile_computed=first_tile,
         )
+
+    def _wait_home(self) -> None:
+        wait_home(self._homes[0], self._home_plan, self.watch, epoch=self.gate.epoch)
 
     def _reducing(self, out: NDArray[np.uint16]) -> Callable[[], None]:
         return lambda: reduce_tokens(

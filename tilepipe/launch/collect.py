@@ -9,6 +9,7 @@ from hydra.conf import HydraConf
 from omegaconf import DictConfig, OmegaConf
 
 from tilepipe.config.identity import build_facts, build_id, config_id
+from tilepipe.config.schemas import SWEEP_KEYS
 from tilepipe.records import Point
 
 __all__ = ["point_from"]
@@ -44,12 +45,10 @@ def point_from(cfg: DictConfig, hydra_cfg: HydraConf) -> Point:
     )
 
 
-# Root keys of the sweep and the tool to run under: no part of a point.
-_SWEEP_KEYS = ("resume", "dry_run", "fail_fast", "repetitions", "launch.wrap")
-
-
 def _of_sweep(word: str) -> bool:
-    return word.partition("=")[0].lstrip("+") in _SWEEP_KEYS
+    """A key of the sweep, or the tool to run under; only where results go is worth repeating."""
+    key = word.partition("=")[0].lstrip("+")
+    return key == "launch.wrap" or (key in SWEEP_KEYS and key != "results_dir")
 
 
 def _config_dir(hydra_cfg: HydraConf) -> tuple[str, ...]:

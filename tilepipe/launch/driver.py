@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tilepipe.config.checks import check_config, check_same_sweep, check_sweep
+from tilepipe.config.checks import check_same_sweep, check_sweep
 from tilepipe.config.choices import Resume
-from tilepipe.config.schemas import config_from_dict
 from tilepipe.launch.dry import dry_table
+from tilepipe.launch.preflight import refusal, unsupported
 from tilepipe.launch.ranks import RanksFailed, limit_threads, start_ranks
 from tilepipe.launch.reuse import in_order, reusable, stale_because
 from tilepipe.launch.screen import Screen
@@ -85,7 +85,7 @@ def run_points(
     screen = Screen(len(listed))
     for name in sorted({point.name for point in listed}):
         clear_cut_short(results_dir / name)
-    sound = [point for point in listed if _fault(point) is None]
+    sound = [point for point in listed if not refusal(point)]
     done = [point for point in sound if reusable(results_dir, point, resume)]
     twice = len(points) - len(listed) // int(keys["repetitions"])
     if twice:
@@ -182,20 +182,19 @@ def _storable(value: Any) -> Any:
 
 def _one(sweep: _Sweep, point: Point) -> tuple[Outcome, bool]:
     """The outcome of one point, and whether it was there already."""
+    fault = _fault(point)
     if point.config["launch"]["wrap"] is not None:
-        fault = _fault(point)
         outcome = fault or run_wrapped(point, results_dir=sweep.results_dir)
         sweep.screen.say(f"wrapped: {wrapped_folder(sweep.results_dir, point)}")
         return outcome, False
     # A value that is refused is refused, whatever an earlier run with others has left.
-    sound = _fault(point) is None
-    stored = reusable(sweep.results_dir, point, sweep.resume) if sound else None
+    stored = None if fault else reusable(sweep.results_dir, point, sweep.resume)
     if stored is not None:
         sweep.measured.append(stored)
         return stored, True
     with claim_folder(sweep.results_dir, point) as folder:
         started = utc_now()
-        outcome = _run(sweep, point, folder)
+        outcome = fault or _run(sweep, point, folder)
         with uninterrupted():
             outcome = replace(outcome, started_utc=started, ended_utc=utc_now())
             write_outcome(folder, outcome, sweep.facts)
@@ -204,9 +203,6 @@ def _one(sweep: _Sweep, point: Point) -> tuple[Outcome, bool]:
 
 
 def _run(sweep: _Sweep, point: Point, folder: Path) -> Outcome:
-    fault = _fault(point)
-    if fault is not None:
-        return fault
     log_dir = folder / "logs"
     try:
         records = start_ranks(
@@ -222,19 +218,12 @@ def _run(sweep: _Sweep, point: Point, folder: Path) -> Outcome:
 
 def _fault(point: Point) -> Outcome | None:
     """The outcome of a point that cannot be run at all."""
-    try:
-        check_config(config_from_dict(point.config))
-    except ValueError as error:
+    if reason := refusal(point):
         refused = replace(point, config=_storable(point.config))
-        return Outcome(point=refused, status=Status.runtime_error, reason=str(error))
-    if point.executor == "host":
-        return None
-    hardware = point.config["hardware"]["name"]
-    reason = (
-        f"{point.operation} on hardware={hardware}: this version has no GPU kernels; type "
-        "hardware=cpu to run it on the host executor"
-    )
-    return Outcome(point=point, status=Status.unsupported, reason=reason)
+        return Outcome(point=refused, status=Status.runtime_error, reason=reason)
+    if reason := unsupported(point):
+        return Outcome(point=point, status=Status.unsupported, reason=reason)
+    return None
 
 
 def _judged(point: Point, records: tuple[RankRecord, ...]) -> Outcome:

@@ -11,9 +11,8 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from tilepipe.config.checks import check_config
 from tilepipe.config.choices import Resume
-from tilepipe.config.schemas import config_from_dict
+from tilepipe.launch.preflight import refusal, unsupported
 from tilepipe.launch.reuse import reusable
 from tilepipe.launch.table import told
 from tilepipe.launch.worker import describe
@@ -34,8 +33,8 @@ def dry_table(
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         for number, point in enumerate(points, start=1):
-            size, fault = "-", _fault(point)
-            if not fault and point.executor == "host":
+            size, fault = "-", refusal(point)
+            if not fault and not unsupported(point):
                 try:
                     size = f"{pool.submit(describe, point.config).result() / 2**20:.1f}"
                 except (ValueError, OSError) as error:
@@ -48,16 +47,8 @@ def dry_table(
     return table, wrong
 
 
-def _fault(point: Point) -> str:
-    try:
-        check_config(config_from_dict(point.config))
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
 def _happens(point: Point, results_dir: Path, resume: Resume) -> str:
-    if point.executor != "host":
+    if unsupported(point):
         return "unsupported: no GPU kernels in this version"
     stored = reusable(results_dir, point, resume)
     return "run" if stored is None else f"reuse {point.folder} ({stored.status.name})"

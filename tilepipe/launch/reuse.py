@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from tilepipe.config.choices import Resume
+from tilepipe.config.schemas import SWEEP_KEYS
 from tilepipe.records import Outcome, Point, Status
 from tilepipe.results.check import load_point
 from tilepipe.results.store import stored_documents
 
 __all__ = ["in_order", "reusable", "stale_because"]
-
-# Config keys that say how a sweep runs; they may differ between equal points.
-_SWEEP_KEYS = ("results_dir", "resume", "dry_run", "fail_fast", "repetitions")
 
 
 def in_order(points: Sequence[Point], *, repetitions: int) -> list[Point]:
@@ -76,7 +74,7 @@ def _changes(point: Point, documents: Sequence[Mapping[str, Any]]) -> set[str]:
 
 
 def _of_measurement(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key not in _SWEEP_KEYS}
+    return {key: value for key, value in config.items() if key not in SWEEP_KEYS}
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

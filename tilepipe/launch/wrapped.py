@@ -42,7 +42,7 @@ def _run_in(folder: Path, point: Point, results_dir: Path) -> Outcome:
     job = job_of(once, log_dir=folder / "logs", spill_dir=results_dir)
     if config["launch"]["wrap"] == "inline":
         # No boundary here: what is raised belongs to the debugger.
-        return _outcome(point, [run_point(job, 0)])
+        return _ended(point, _passed(run_point(job, 0)))
     fault = _tool_fault(config["launch"]["wrap"])
     if fault:
         return Outcome(point=point, status=Status.runtime_error, reason=fault)
@@ -72,10 +72,6 @@ def _tool_fault(wrap: str) -> str:
     if shutil.which(words[0]) is None:
         return f"launch.wrap={wrap}: {words[0]} was not found; install it or name its path"
     return ""
-
-
-def _outcome(point: Point, records: list[RankRecord]) -> Outcome:
-    return _ended(point, all(_passed(record) for record in records))
 
 
 def _ended(point: Point, passed: bool) -> Outcome:

@@ -65,6 +65,13 @@ class ReceiveLayout:
     def num_tiles(self) -> int:
         return len(self.tiles)
 
+    def held_rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """M tile and receive row of every row that arrives, in hand-out order of the tiles."""
+        first, valid = self.tiles[:, 1].astype(np.int64), self.tiles[:, 2].astype(np.int64)
+        tile_of = np.repeat(np.arange(self.num_tiles, dtype=np.int64), valid)
+        within = np.arange(len(tile_of)) - (np.cumsum(valid) - valid)[tile_of]
+        return tile_of, first[tile_of] + within
+
 
 def first_rows(
     counts: NDArray[np.int32],  # (num_ranks, num_experts): rows from source to expert

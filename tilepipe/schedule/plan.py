@@ -188,9 +188,7 @@ def plan_returns(
     the first token of the run, since a home reduces its tokens in their order; `token` goes by
     the first token of each ticket instead.
     """
-    expert, first, valid = (layout.tiles[:, column].astype(np.int64) for column in range(3))
-    tile_of = np.repeat(np.arange(layout.num_tiles, dtype=np.int64), valid)
-    rows = first[tile_of] + np.arange(len(tile_of)) - (np.cumsum(valid) - valid)[tile_of]
+    tile_of, rows = layout.held_rows()
     peer, token = row_rank[rows].astype(np.int64), row_token[rows].astype(np.int64)
     starts = np.flatnonzero(
         np.r_[True, (np.diff(tile_of) != 0) | (np.diff(peer) != 0)] if len(rows) else []
@@ -202,9 +200,7 @@ def plan_returns(
         source_start=rows[starts].astype(np.int32),
         num_rows=num_rows.astype(np.int32),
         tile=tile_of[starts].astype(np.int32),
-        expert=(layout.rank * settings.num_experts_per_rank + expert[tile_of[starts]]).astype(
-            np.int32
-        ),
+        expert=layout.rank * settings.num_experts_per_rank + layout.tiles[tile_of[starts], 0],
         deadline=token[starts],
     )
     tickets = cut_tickets(runs)

@@ -1,0 +1,26 @@
+"""Fixtures that several packages' tests share."""
+
+import subprocess
+
+import pytest
+
+
+@pytest.fixture
+def mounted(tmp_path):
+    """Mounts a real file system of a given size, where that is allowed."""
+    mounts = []
+
+    def mount(size):
+        folder = tmp_path / f"mount-{len(mounts)}"
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tilepipe-test", str(folder)]
+        try:
+            subprocess.run(command, check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError):
+            pytest.skip("mounting a tmpfs is not allowed here")
+        mounts.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounts:
+        subprocess.run(["umount", str(folder)], check=True)
