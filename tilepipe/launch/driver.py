@@ -55,6 +55,7 @@ class _Sweep:
     entry: Callable[[Job], RankRecord]
     facts: Mapping[str, Any]
     screen: Screen
+    done: Mapping[tuple[str, str], Outcome]  # there before the sweep began, by name and folder
     outcomes: list[Outcome] = field(default_factory=list)
     measured: list[Outcome] = field(default_factory=list)  # wrapped ones are not among them
 
@@ -85,8 +86,11 @@ def run_points(
     screen = Screen(len(listed))
     for name in sorted({point.name for point in listed}):
         clear_cut_short(results_dir / name)
-    sound = [point for point in listed if not refusal(point)]
-    done = [point for point in sound if reusable(results_dir, point, resume)]
+    done = {
+        (point.name, point.folder): stored
+        for point in listed
+        if not refusal(point) and (stored := reusable(results_dir, point, resume)) is not None
+    }
     twice = len(points) - len(listed) // int(keys["repetitions"])
     if twice:
         announcement += f"; {twice} left out that measure the same as others of the list"
@@ -104,6 +108,7 @@ def run_points(
         entry=entry,
         facts=provenance(sys.argv),
         screen=screen,
+        done=done,
     )
     return _run_to_the_end(sweep)
 
@@ -128,11 +133,13 @@ def _run_to_the_end(sweep: _Sweep) -> int:
 
 
 def _first_line(
-    announcement: str, listed: Sequence[Point], done: Sequence[Point], results_dir: Path
+    announcement: str,
+    listed: Sequence[Point],
+    done: Mapping[tuple[str, str], Outcome],
+    results_dir: Path,
 ) -> str:
     """What will be run, what is there already, and why points measured before are not."""
-    folders = {(point.name, point.folder) for point in done}
-    fresh = [point for point in listed if (point.name, point.folder) not in folders]
+    fresh = [point for point in listed if (point.name, point.folder) not in done]
     parts = [announcement] if announcement else []
     if done:
         parts.append(f"{len(done)} of {len(listed)} reused (resume=none runs them again)")
@@ -188,7 +195,10 @@ def _one(sweep: _Sweep, point: Point) -> tuple[Outcome, bool]:
         sweep.screen.say(f"wrapped: {wrapped_folder(sweep.results_dir, point)}")
         return outcome, False
     # A value that is refused is refused, whatever an earlier run with others has left.
-    stored = None if fault else reusable(sweep.results_dir, point, sweep.resume)
+    stored = None if fault else sweep.done.get((point.name, point.folder))
+    if stored is None and not fault:
+        # Another run may have measured it since this one began.
+        stored = reusable(sweep.results_dir, point, sweep.resume)
     if stored is not None:
         sweep.measured.append(stored)
         return stored, True
