@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilepipe.fabric.host import HeapPlace
-from tilepipe.host.memory import Shape
 from tilepipe.host.rank import HostRank
 from tilepipe.schedule.settings import PlanSettings
+from tilepipe.schedule.shape import Shape
 
 _group_number = 0
 

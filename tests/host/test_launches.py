@@ -10,9 +10,9 @@ from tilepipe.experiments.oracle import Oracle
 from tilepipe.host.delays import NO_DELAYS, Delays
 from tilepipe.host.gemm import GroupedGemm
 from tilepipe.host.launch import Form
-from tilepipe.host.memory import Shape
 from tilepipe.measure.gate import BF16_POISON, poison
 from tilepipe.schedule.settings import PlanSettings
+from tilepipe.schedule.shape import Shape
 from tilepipe.workload import payload
 
 NUM_LAUNCHES = 100

@@ -1,4 +1,4 @@
-"""The PTX of publish and wait, read line by line: what must stay on which side of what.
+"""The PTX of publish, wait and claim, read line by line: what must stay on which side of what.
 
 Compiled for sm_90a; needs no GPU.
 """
@@ -39,6 +39,7 @@ def instructions(program):
         ("add", ["red.relaxed.{}.global.add.s32"]),
         ("set", ["st.relaxed.{}.global.b32"]),
         ("batch", ["red.relaxed.{}.global.add.s32"] * 4),
+        ("batch_set", ["st.relaxed.{}.global.b32"] * 4),
     ],
 )
 def test_rows_are_stored_before_one_fence_and_flags_after_it(programs, how, flags, scope):
@@ -54,10 +55,13 @@ def test_rows_are_stored_before_one_fence_and_flags_after_it(programs, how, flag
 
 @pytest.mark.parametrize("scope", ["gpu", "sys"])
 @pytest.mark.parametrize("async_reader", [False, True])
-def test_a_wait_polls_relaxed_and_fences_before_the_first_read(programs, scope, async_reader):
-    found = instructions(programs.waiting(programs.Scope(scope), async_reader))
+@pytest.mark.parametrize("width", [32, 64])
+def test_a_wait_polls_relaxed_and_fences_before_the_first_read(
+    programs, scope, async_reader, width
+):
+    found = instructions(programs.waiting(programs.Scope(scope), async_reader, width))
 
-    polls = f"ld.relaxed.{scope}.global.b32"
+    polls = f"ld.relaxed.{scope}.global.b{width}"
     fences = [f"fence.acq_rel.{scope};"]
     fences += ["fence.proxy.async.global;"] if async_reader else []
     assert found == [
@@ -71,12 +75,41 @@ def test_a_wait_polls_relaxed_and_fences_before_the_first_read(programs, scope, 
     ]
 
 
-def test_a_wait_looks_at_the_clock_inside_its_loop(programs):
+def test_a_wait_looks_at_the_clock_before_its_loop_and_inside(programs):
     ptx = compile_code(*programs.waiting(programs.Scope.sys, True)).ptx
 
-    loop = ptx[ptx.index("ld.relaxed.sys") : ptx.index("fence.acq_rel.sys")]
-    assert loop.count("ld.relaxed.sys") == 3
-    assert loop.count("%globaltimer") == 1
+    wait = ptx[: ptx.index("fence.acq_rel.sys")]
+    steps = re.findall(r"(ld\.relaxed)\.sys|%(globaltimer)|(bra) ", wait)
+    # A word that is there is found without a look at the clock; a look behind the abort word, the
+    # last before the way back, ends the loop.
+    assert ["".join(step) for step in steps] == [
+        *("ld.relaxed", "bra", "globaltimer"),
+        *("ld.relaxed", "bra", "bra"),
+        *("ld.relaxed", "globaltimer", "bra"),
+    ]
+
+
+@pytest.mark.parametrize("width", [32, 64])
+@pytest.mark.parametrize(("scope", "suffix"), [("gpu", ""), ("sys", ".sys")])
+def test_a_claim_is_one_relaxed_atomic_of_its_scope_and_none_is_merged(
+    programs, scope, suffix, width
+):
+    claims = instructions(programs.claiming(programs.Scope(scope), width))
+    raises = instructions(programs.raising(programs.Scope(scope), width))
+
+    # PTX spells the defaults by leaving them out: relaxed, and scope gpu.
+    assert claims == [f"atom.global{suffix}.add.u{width}", "st.global.b32"] * 2
+    assert raises == [f"atom.global{suffix}.max.s{width}"]
+
+
+@pytest.mark.parametrize("width", [32, 64])
+@pytest.mark.parametrize("scope", ["gpu", "sys"])
+def test_relaxed_accesses_stay_as_many_as_were_written(programs, scope, width):
+    loads = instructions(programs.looking_twice(programs.Scope(scope), width))
+    stores = instructions(programs.setting_twice(programs.Scope(scope), width))
+
+    assert loads == [f"ld.relaxed.{scope}.global.b{width}", "st.global.b32"] * 2
+    assert stores == [f"st.relaxed.{scope}.global.b{width}"] * 2
 
 
 def test_the_holes_that_the_module_avoids_are_still_there(programs):

@@ -3,45 +3,18 @@
 Knows nothing of launches.
 """
 
-from dataclasses import dataclass
-
 from tilepipe.fabric.host import ArraySpec, heap_bytes
 from tilepipe.host.buffers import dispatch_specs, home_specs
 from tilepipe.host.protocol import gate_specs
-from tilepipe.schedule.layout import row_capacity
 from tilepipe.schedule.settings import PlanSettings
+from tilepipe.schedule.shape import Shape, capacity_of
 
-__all__ = ["Shape", "capacity_of", "specs_of", "symmetric_bytes"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """Sizes that decide what is allocated, equal on all ranks; 0 where an operation has no use."""
-
-    max_tokens: int  # of any rank
-    num_tokens: int  # of the whole group
-    dispatch_hidden: int = 0  # elements of a dispatched row
-    home_hidden: int = 0  # elements of a row that returns
-    tile_n: int = 256
-    capacity_factor: float | None = None
-    spare: bool = False  # keep spare buffers for Form.gemm_contended
-
-    @property
-    def suffixes(self) -> tuple[str, ...]:
-        """What the names of the buffers end with, the ones in use first."""
-        return ("", "_spare") if self.spare else ("",)
+__all__ = ["specs_of", "symmetric_bytes"]
 
 
 def symmetric_bytes(settings: PlanSettings, shape: Shape) -> int:
     """Bytes that each rank reserves."""
     return heap_bytes(specs_of(settings, shape), settings.num_ranks)
-
-
-def capacity_of(settings: PlanSettings, shape: Shape) -> int:
-    """Receive rows that each rank has room for."""
-    return row_capacity(
-        settings, num_tokens=shape.num_tokens, capacity_factor=shape.capacity_factor
-    )
 
 
 def specs_of(settings: PlanSettings, shape: Shape) -> dict[str, ArraySpec]:

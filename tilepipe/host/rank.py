@@ -28,12 +28,13 @@ from tilepipe.host.delays import NO_DELAYS, pause
 from tilepipe.host.dispatch import Arrivals, send_rows
 from tilepipe.host.gemm import GroupedGemm
 from tilepipe.host.launch import Form, Stamps, TwoThreads
-from tilepipe.host.memory import Shape, capacity_of, specs_of
+from tilepipe.host.memory import specs_of
 from tilepipe.host.protocol import LaunchGate
 from tilepipe.schedule.completion import chunk_columns
 from tilepipe.schedule.layout import check_capacity, count_rows
 from tilepipe.schedule.plan import RankPlan, make_rank_plan, plan_home, plan_returns
 from tilepipe.schedule.settings import PlanSettings
+from tilepipe.schedule.shape import Shape, capacity_of
 
 __all__ = ["HostRank"]
 

@@ -47,6 +47,6 @@ def memory_instructions(ptx: str) -> list[str]:
     """Loads, stores, reductions, fences and barriers of a PTX text, in order, operands included."""
     lines = (line.strip() for line in ptx.splitlines())
     wanted = re.compile(
-        r"(@!?%p\d+ )?(ld|st|red|atom|fence|bar|cp\.async|mbarrier)[.a-z0-9_:]*[\s;]"
+        r"(@!?%p\d+ )?(ld|st|red|atom|fence|bar|cp\.async|mbarrier)[.a-zA-Z0-9_:]*[\s;]"
     )
     return [line for line in lines if wanted.match(line) and ".param" not in line]

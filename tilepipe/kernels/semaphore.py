@@ -26,10 +26,14 @@ __all__ = [
     "Scope",
     "acquire_fence",
     "add_relaxed",
+    "claim",
+    "load_relaxed",
     "now_ns",
     "publish_add",
     "publish_set",
+    "raise_to",
     "release_fence",
+    "set_relaxed",
     "wait_at_least",
 ]
 
@@ -61,6 +65,30 @@ def add_relaxed(word: cute.Pointer, rows: Int32, scope: cutlass.Constexpr):
 
 
 @cute.jit
+def set_relaxed(word: cute.Pointer, value, scope: cutlass.Constexpr):
+    """Write a word after a `release_fence`; by itself it publishes nothing."""
+    cute.arch.store(word, value, sem="relaxed", scope=scope.value)
+
+
+@cute.jit
+def load_relaxed(word: cute.Pointer, dtype: cutlass.Constexpr, scope: cutlass.Constexpr):
+    """A word as it is now; orders nothing."""
+    return cute.arch.load(word, dtype, sem="relaxed", scope=scope.value)
+
+
+@cute.jit
+def claim(word: cute.Pointer, amount, scope: cutlass.Constexpr):
+    """Add to a word and return what it held: another ticket for each caller; orders nothing."""
+    return cute.arch.atomic_add(word, amount, sem="relaxed", scope=scope.value)
+
+
+@cute.jit
+def raise_to(word: cute.Pointer, value, scope: cutlass.Constexpr):
+    """Make a word at least `value`; returns what it held; orders nothing."""
+    return cute.arch.atomic_max(word, value, sem="relaxed", scope=scope.value)
+
+
+@cute.jit
 def publish_add(word: cute.Pointer, rows: Int32, scope: cutlass.Constexpr):
     """Raise a counter by rows that have been written.
 
@@ -72,10 +100,10 @@ def publish_add(word: cute.Pointer, rows: Int32, scope: cutlass.Constexpr):
 
 
 @cute.jit
-def publish_set(word: cute.Pointer, value: Int32, scope: cutlass.Constexpr):
+def publish_set(word: cute.Pointer, value, scope: cutlass.Constexpr):
     """Write a single-writer word after all that this thread has to publish; see `publish_add`."""
     release_fence(scope)
-    cute.arch.store(word, value, sem="relaxed", scope=scope.value)
+    set_relaxed(word, value, scope)
 
 
 @cute.jit
@@ -99,27 +127,30 @@ def now_ns() -> Int64:
 @cute.jit
 def wait_at_least(
     word: cute.Pointer,
-    expected: Int32,
+    expected,
     abort: cute.Pointer,
-    deadline_ns: Int64,
+    limit_ns: Int64,
     scope: cutlass.Constexpr,
     async_reader: cutlass.Constexpr,
+    dtype: cutlass.Constexpr = Int32,
 ) -> Boolean:
-    """Poll until `word >= expected`; True once it is, False when aborted or out of time.
+    """Poll until `word >= expected`; True once it is, False when aborted or after `limit_ns`.
 
-    Called by one thread, which is the one that then reads or issues copies; others of its warp
-    follow behind a warp barrier of the caller's. Polls are relaxed (an acquire at sys scope would
-    invalidate L1 each time) and one fence at the end acquires. Nothing may be read after False.
+    Called by every thread that then reads or issues copies. Polls are relaxed (an acquire at sys
+    scope would invalidate L1 each time) and one fence at the end acquires. Nothing may be read
+    after False.
     """
-    seen = cute.arch.load(word, Int32, sem="relaxed", scope=scope.value)
-    alive = Boolean(True)
-    while alive and seen < expected:
-        polls = Int32(0)
-        while polls < POLLS_PER_LOOK and seen < expected:
-            seen = cute.arch.load(word, Int32, sem="relaxed", scope=scope.value)
-            polls += 1
-        if seen < expected:
-            stop = cute.arch.load(abort, Int32, sem="relaxed", scope="sys")
-            alive = stop == 0 and now_ns() < deadline_ns
+    seen = load_relaxed(word, dtype, scope)
+    if seen < expected:
+        begin = now_ns()
+        alive = Boolean(True)
+        while alive and seen < expected:
+            polls = Int32(0)
+            while polls < POLLS_PER_LOOK and seen < expected:
+                seen = load_relaxed(word, dtype, scope)
+                polls += 1
+            if seen < expected:
+                stop = load_relaxed(abort, Int32, Scope.sys)
+                alive = stop == 0 and now_ns() - begin < limit_ns
     acquire_fence(scope, async_reader)
     return seen >= expected

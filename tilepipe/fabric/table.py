@@ -1,0 +1,88 @@
+"""The address table and the block of words by which kernels find everything.
+
+Knows nothing of torch, kernels or of who fills the table; see Slot and Word for what lies where.
+
+Row r of the table holds addresses of rank r, 8 bytes each. Kernels get one pointer, to the table,
+and constants; whatever differs from launch to launch lies behind an address, so a captured CUDA
+graph replays with other routing.
+"""
+
+from enum import IntEnum, auto
+
+__all__ = ["NUM_SLOTS", "NUM_WORDS", "RECORD_FIELDS", "Role", "Slot", "Word"]
+
+
+class _FromZero(IntEnum):
+    @staticmethod
+    def _generate_next_value_(name: str, start: int, count: int, last_values: list[int]) -> int:
+        return count
+
+
+class Slot(_FromZero):
+    """Columns of the table. Peers store into the first ones; the others are a rank's own."""
+
+    recv_x = auto()  # (rows, hidden) bf16: rows that arrive
+    row_home = auto()  # (rows,) int64: source rank, token, slot of each
+    row_flag = auto()  # (rows,) int32: epoch in which the row came; granularity token
+    ready = auto()  # (counters,) int32: rows that have come, by M tile or local expert
+    home_y = auto()  # (tokens x topk, hidden) bf16: rows back home
+    token_ready = auto()  # (tokens,) int32: rows x chunks that have come home
+    rank_ready = auto()  # (num_ranks,) int32: the same by source rank
+    mailbox = auto()  # (2, num_ranks, num_experts + 1) int64: epoch << 32 | count, fingerprint last
+    gate_ready = auto()  # (num_ranks,) int32: epoch that each rank is ready for
+    abort = auto()  # (1,) int32: nonzero once a rank has given up
+    links = auto()  # (2,) int64: when egress and ingress of the rank are free again, ns
+    # From here on private.
+    words = auto()  # (NUM_WORDS,) int32, see Word
+    x = auto()  # (tokens, hidden) bf16: rows to send
+    sends = auto()  # (sent rows, 4) int32: token, peer << 16 | slot, row there, counter there
+    tiles = auto()  # (tiles, 2) int32: first row, valid rows
+    ready_expected = auto()  # (counters,) int32
+    rows_to = auto()  # (num_experts,) int32: rows that this rank sends to each expert
+    counts = auto()  # (num_ranks, num_experts) int32: everybody's, once exchanged
+    y = auto()  # (rows, hidden) bf16: rows to bring home, in receive order
+    returns = auto()  # (held rows,) int32: receive row, in sending order
+    out = auto()  # (tokens, hidden) bf16: tokens that combine has reduced
+    reduced = auto()  # the same, of the reduction alone
+    topk_idx = auto()  # (tokens, topk) int32
+    topk_weights = auto()  # (tokens, topk) float32
+    token_expected = auto()  # (tokens,) int32
+    rank_expected = auto()  # (num_ranks,) int32
+    record = auto()  # (len(RECORD_FIELDS),) int64 in pinned host memory: why this rank gave up
+
+
+NUM_SLOTS = len(Slot)
+
+
+class Word(IntEnum):
+    """Words of a rank's block. Each queue has a line of 128 bytes to itself."""
+
+    epoch = 0  # number of the launch; the gate raises it
+    fingerprint = 1  # of plan settings and layout, equal on all ranks
+    num_sends = 2
+    num_tiles = 3
+    num_counters = 4  # readiness counters in use
+    num_returns = 5
+    num_tokens = 6
+    max_counters = 7  # room for readiness counters
+    max_tokens = 8  # room for token counters
+    mismatch = 9  # 1 + rank with another fingerprint; 0: none
+    send_queue = 32  # rows claimed so far
+    push_queue = 64
+    reduce_queue = 96  # units claimed so far
+
+
+NUM_WORDS = 128
+
+# Fields of the record of a wait that reached its limit.
+RECORD_FIELDS = ("raised", "role", "item", "expert", "epoch", "expected", "seen", "time_ns")
+
+
+class Role(IntEnum):
+    """Who waited."""
+
+    gate = 1  # for another rank's words; item: that rank
+    receive = 2  # for rows; item: M tile, or local expert with granularity expert
+    receive_row = 5  # for one row, granularity token; item: receive row, expected: epoch
+    reduce = 3  # for a token's rows; item: token
+    reduce_rank = 4  # for a rank's rows; item: rank

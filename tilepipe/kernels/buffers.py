@@ -1,0 +1,60 @@
+"""What a rank of the cuda executor keeps in device memory, buffer by buffer.
+
+Knows nothing of torch and of launches.
+"""
+
+import numpy as np
+
+from tilepipe.fabric.host import ArraySpec
+from tilepipe.fabric.table import NUM_WORDS, Slot
+from tilepipe.schedule.layout import tile_capacity
+from tilepipe.schedule.settings import PlanSettings
+from tilepipe.schedule.shape import Shape, capacity_of
+
+__all__ = ["buffer_specs", "counter_capacity"]
+
+
+def counter_capacity(settings: PlanSettings, shape: Shape) -> int:
+    """Readiness counters to reserve: one an M tile, or one an expert, whichever is more."""
+    tiles = tile_capacity(settings, capacity_of(settings, shape))
+    return max(tiles, settings.num_experts_per_rank)
+
+
+def buffer_specs(settings: PlanSettings, shape: Shape) -> dict[Slot, ArraySpec]:
+    """All buffers of a rank but its record; what an operation has no use for has no columns."""
+    ranks, experts, topk = settings.num_ranks, settings.num_experts, settings.num_topk
+    rows, counters = capacity_of(settings, shape), counter_capacity(settings, shape)
+    tokens = max(shape.max_tokens, 1)
+    tiles = tile_capacity(settings, rows)
+    slots = tokens * topk
+    dispatched, returned = shape.dispatch_hidden, shape.home_hidden
+    held = max(rows, 1)
+    sizes: dict[Slot, tuple[tuple[int, ...], type]] = {
+        Slot.recv_x: ((held, dispatched), np.int16),
+        Slot.row_home: ((held,), np.int64),
+        Slot.row_flag: ((held,), np.int32),
+        Slot.ready: ((counters,), np.int32),
+        Slot.home_y: ((slots, returned), np.int16),
+        Slot.token_ready: ((tokens,), np.int32),
+        Slot.rank_ready: ((ranks,), np.int32),
+        Slot.mailbox: ((2, ranks, experts + 1), np.int64),
+        Slot.gate_ready: ((ranks,), np.int32),
+        Slot.abort: ((1,), np.int32),
+        Slot.links: ((2,), np.int64),
+        Slot.words: ((NUM_WORDS,), np.int32),
+        Slot.x: ((tokens, dispatched), np.int16),
+        Slot.sends: ((slots, 4), np.int32),
+        Slot.tiles: ((tiles, 2), np.int32),
+        Slot.ready_expected: ((counters,), np.int32),
+        Slot.rows_to: ((experts,), np.int32),
+        Slot.counts: ((ranks, experts), np.int32),
+        Slot.y: ((held if returned else 0, returned), np.int16),
+        Slot.returns: ((held,), np.int32),
+        Slot.out: ((tokens, returned), np.int16),
+        Slot.reduced: ((tokens, returned), np.int16),
+        Slot.topk_idx: ((tokens, topk), np.int32),
+        Slot.topk_weights: ((tokens, topk), np.float32),
+        Slot.token_expected: ((tokens,), np.int32),
+        Slot.rank_expected: ((ranks,), np.int32),
+    }
+    return {slot: ArraySpec(shape=size, dtype=dtype) for slot, (size, dtype) in sizes.items()}

@@ -1,0 +1,31 @@
+"""What a communication kernel is compiled for; equal constants, equal code.
+
+Knows nothing of addresses or of how often a kernel runs.
+"""
+
+from dataclasses import dataclass
+
+from tilepipe.config.choices import Granularity
+
+__all__ = ["Constants"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constants:
+    """Sizes and choices that are fixed in a kernel."""
+
+    num_ranks: int
+    num_experts_per_rank: int
+    num_topk: int
+    row_bytes: int  # of a token row, a multiple of 16
+    granularity: Granularity
+    by_rank: bool = False  # home waits for whole source ranks instead of tokens
+    num_chunks: int = 1  # pieces in which a row comes home
+    num_warps: int = 16  # of a CTA
+    num_loads: int = 14  # 16-byte loads that a lane has in flight
+    flag_batch: int = 4  # rows of a warp whose flags share one release fence
+    paced: bool = False  # links are throttled and flags delayed
+
+    @property
+    def num_experts(self) -> int:
+        return self.num_experts_per_rank * self.num_ranks

@@ -1,0 +1,198 @@
+"""All ranks of one process on the cuda executor: memory, plans, and the launches of communication.
+
+Knows nothing of configuration files, oracle or clocks. Every launch opens with the gate, a kernel
+of its own; the work follows on the same stream. The Plan comes from NumPy and is uploaded where the
+routing changes, in place: addresses stay, so a captured graph replays with other routing.
+"""
+
+import zlib
+
+import numpy as np
+import torch
+
+from tilepipe.config.choices import Order
+from tilepipe.fabric.loopback import LoopbackHeap
+from tilepipe.fabric.table import Slot, Word
+from tilepipe.kernels.buffers import buffer_specs, counter_capacity
+from tilepipe.kernels.launcher import Knobs, Launcher
+from tilepipe.schedule.layout import check_capacity, count_rows
+from tilepipe.schedule.packed import MAX_TOPK, pack_returns, pack_sends, pack_tiles
+from tilepipe.schedule.plan import RankPlan, make_rank_plan, plan_home, plan_returns
+from tilepipe.schedule.settings import PlanSettings
+from tilepipe.schedule.shape import Shape, capacity_of
+from tilepipe.workload.routing import Routing
+
+__all__ = ["DeviceGroup"]
+
+
+class DeviceGroup:
+    """Standing state of all ranks between launches."""
+
+    def __init__(
+        self,
+        settings: PlanSettings,
+        shape: Shape,
+        knobs: Knobs,
+        *,
+        watchdog_s: float,
+        device: torch.device | None = None,
+    ) -> None:
+        """Reserve memory; compiles nothing yet. Raises torch.OutOfMemoryError or ValueError."""
+        if settings.num_topk > MAX_TOPK:
+            raise ValueError(
+                f"workload.num_topk={settings.num_topk}: kernels hold at most {MAX_TOPK} slots of "
+                "a token; lower it, or type hardware=cpu"
+            )
+        self.settings, self.shape, self.knobs = settings, shape, knobs
+        self.capacity = capacity_of(settings, shape)
+        self.watchdog_s = watchdog_s
+        self.device = device or torch.device("cuda", torch.cuda.current_device())
+        self.heap = LoopbackHeap(
+            buffer_specs(settings, shape), num_ranks=settings.num_ranks, device=self.device
+        )
+        self.launcher = Launcher(
+            self.heap.table, settings, shape, knobs, limit_ns=int(watchdog_s * 1e9)
+        )
+        self._epoch = 0
+        fingerprint = zlib.crc32(repr((settings, shape)).encode()) & 0x7FFFFFFF
+        for rank in self.ranks:
+            self._set_words(
+                rank,
+                {
+                    Word.fingerprint: fingerprint,
+                    Word.max_counters: counter_capacity(settings, shape),
+                    Word.max_tokens: max(shape.max_tokens, 1),
+                },
+            )
+
+    @property
+    def ranks(self) -> range:
+        return range(self.settings.num_ranks)
+
+    def tensor(self, rank: int, slot: Slot) -> torch.Tensor:
+        """A buffer of a rank."""
+        return self.heap.tensor(rank, slot)
+
+    # Plans.
+
+    def set_routing(self, routing: Routing, *, epoch: int | None = None) -> None:
+        """Plan the launches that follow and upload the plan, in place.
+
+        `epoch` is that of the launch the plan is for, the next one where it is not given; only
+        Order.random depends on it. Raises ValueError where rows would not fit.
+        """
+        epoch = self._epoch + 1 if epoch is None else epoch
+        counts = np.stack([count_rows(ids, self.settings.num_experts) for ids in routing.topk_idx])
+        check_capacity(counts, self.settings, self.capacity)
+        self.routing = routing
+        self.plans: list[RankPlan] = [
+            make_rank_plan(rank, ids, counts, self.settings, epoch=epoch)
+            for rank, ids in enumerate(routing.topk_idx)
+        ]
+        homes = self._homes()
+        for rank, plan in enumerate(self.plans):
+            self._upload(rank, plan, routing, counts[rank], homes[rank], epoch)
+
+    def refresh_plan(self) -> None:
+        """Make the plan of the next launch, where it depends on which launch that is."""
+        if self.settings.order is Order.random:
+            self.set_routing(self.routing)
+
+    def _homes(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Source rank and token of every receive row, by rank."""
+        homes = [
+            (np.zeros(plan.layout.extent, np.int32), np.zeros(plan.layout.extent, np.int32))
+            for plan in self.plans
+        ]
+        for plan in self.plans:
+            tickets = plan.tickets
+            ticket = np.repeat(np.arange(len(tickets)), tickets.num_rows)
+            start = np.cumsum(tickets.num_rows) - tickets.num_rows
+            within = np.arange(len(ticket)) - start[ticket]
+            peer, row = tickets.peer[ticket], tickets.first_row[ticket] + within
+            token = plan.row_token[tickets.source_start[ticket] + within]
+            for rank, (source, tokens) in enumerate(homes):
+                here = peer == rank
+                source[row[here]], tokens[row[here]] = plan.rank, token[here]
+        return homes
+
+    def _upload(
+        self,
+        rank: int,
+        plan: RankPlan,
+        routing: Routing,
+        rows_to: np.ndarray,
+        home: tuple[np.ndarray, np.ndarray],
+        epoch: int,
+    ) -> None:
+        fill = self.heap.fill
+        returns = plan_returns(plan.layout, *home, self.settings, epoch=epoch)
+        at_home = plan_home(routing.topk_idx[rank], self.settings)
+        expected = plan.readiness.expected.astype(np.int32)
+        fill(rank, Slot.sends, pack_sends(plan, self.settings))
+        fill(rank, Slot.tiles, pack_tiles(plan.layout))
+        fill(rank, Slot.ready_expected, expected)
+        fill(rank, Slot.rows_to, rows_to)
+        fill(rank, Slot.returns, pack_returns(returns))
+        fill(rank, Slot.topk_idx, routing.topk_idx[rank])
+        fill(rank, Slot.topk_weights, routing.topk_weights[rank])
+        fill(rank, Slot.token_expected, at_home.token_expected.astype(np.int32))
+        fill(rank, Slot.rank_expected, at_home.rank_expected.astype(np.int32))
+        self._set_words(
+            rank,
+            {
+                Word.num_sends: plan.num_sent,
+                Word.num_tiles: plan.layout.num_tiles,
+                Word.num_counters: len(expected),
+                Word.num_returns: plan.layout.num_rows,
+                Word.num_tokens: len(routing.topk_idx[rank]),
+            },
+        )
+
+    def _set_words(self, rank: int, words: dict[Word, int]) -> None:
+        block = self.tensor(rank, Slot.words)
+        for name, value in words.items():
+            block[int(name)] = value
+
+    # Launches, on torch's current stream; none waits for the device.
+
+    def open(self, *, exchange: bool, preset: bool = False) -> None:
+        """Open the next launch on all ranks: the gate, with an exchange of counts or without.
+
+        With `preset` counters start at their thresholds, so that nothing waits (rule 6).
+        """
+        self.launcher.launch(f"open{'_exchange' * exchange}{'_preset' * preset}")
+        self._epoch += 1
+
+    def dispatch(self) -> None:
+        """Send every row and wait for all that come."""
+        self.launcher.launch("dispatch")
+
+    def combine(self) -> None:
+        """Push every row home and reduce tokens as they complete."""
+        self.launcher.launch("combine")
+
+    def push(self) -> None:
+        """Push every row home and wait for all that come; nothing is reduced."""
+        self.launcher.launch("push")
+
+    def reduce(self) -> None:
+        """Reduce rows that are all home, on as many SMs as there are."""
+        self.launcher.launch("reduce")
+
+    def check(self) -> None:
+        """Raise for a rank that gave up or runs with other settings; the device is idle."""
+        self.heap.check(limit_s=self.watchdog_s)
+        for rank in self.ranks:
+            if other := int(self.tensor(rank, Slot.words)[int(Word.mismatch)]):
+                raise ValueError(
+                    f"rank {other - 1} runs with other plan settings than rank {rank}: start all "
+                    "ranks from one configuration"
+                )
+
+    def synchronize(self) -> None:
+        """Wait for all launches, bounded, and check them."""
+        done = torch.cuda.Event()
+        done.record()
+        self.heap.wait(done.query, limit_s=self.watchdog_s)
+        self.check()

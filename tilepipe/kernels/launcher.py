@@ -1,0 +1,209 @@
+"""Compile the kernels of a group once and launch them by name.
+
+Knows nothing of plans and of what lies in memory.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import cuda.bindings.driver as cuda
+import cutlass.cute as cute
+import torch
+from cutlass import Int32, Int64
+from cutlass.cute.runtime import make_fake_stream, make_ptr
+
+from tilepipe.config.choices import Granularity, HomeGranularity
+from tilepipe.kernels.combine import combine_entry
+from tilepipe.kernels.compile import Code, compile_code
+from tilepipe.kernels.constants import Constants
+from tilepipe.kernels.dispatch import dispatch_entry
+from tilepipe.kernels.memory import LANES, table_bytes
+from tilepipe.kernels.protocol import GATE_THREADS, gate_entry
+from tilepipe.kernels.reduction import max_rings, ring_bytes
+from tilepipe.kernels.residency import Residency, residency_of
+from tilepipe.schedule.settings import PlanSettings
+from tilepipe.schedule.shape import Shape
+
+__all__ = [
+    "LAUNCHES",
+    "MAX_COMBINE_WARPS",
+    "CompileError",
+    "Knobs",
+    "Launcher",
+    "compile_launch",
+    "constants_of",
+]
+
+_BF16_BYTES = 2
+
+# Of 1 to 20 warps combine spills no register; of 24 and 32 it does (sm_90a, 2026-11).
+MAX_COMBINE_WARPS = 20
+# The reduction alone has the chip to itself.
+_REDUCE_WARPS = 8
+
+# name of a launch -> makes its host function from the constants
+LAUNCHES: dict[str, Callable[[Constants], Any]] = {
+    "open": lambda constants: gate_entry(constants, exchange=False),
+    "open_preset": lambda constants: gate_entry(constants, exchange=False, preset=True),
+    "open_exchange": lambda constants: gate_entry(constants, exchange=True),
+    "open_exchange_preset": lambda constants: gate_entry(constants, exchange=True, preset=True),
+    "dispatch": dispatch_entry,
+    "combine": lambda constants: combine_entry(constants, push=True, reduce=True),
+    "push": lambda constants: combine_entry(constants, push=True, reduce=False),
+    "reduce": lambda constants: combine_entry(constants, push=False, reduce=True),
+}
+
+
+class CompileError(RuntimeError):
+    """A kernel did not compile; the message names it and what the compiler said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knobs:
+    """How communication kernels are launched."""
+
+    num_ctas: int  # of each rank
+    num_warps: int = 16  # of a CTA
+    num_loads: int = 14  # 16-byte loads that a lane has in flight
+    flag_batch: int = 4  # rows of a warp whose flags share one release fence
+    pace_gbps: float | None = None  # 1e9 byte/s of each link; None: not throttled
+    pace_latency_ns: int = 0
+
+    @property
+    def paced(self) -> bool:
+        return self.pace_gbps is not None or self.pace_latency_ns > 0
+
+
+def constants_of(name: str, settings: PlanSettings, shape: Shape, knobs: Knobs) -> Constants:
+    """What the launch `name` is compiled for; raises ValueError for knobs that it cannot have.
+
+    A gate's code knows nothing of rows, so gates of unlike rows are the same code.
+    """
+    group = {
+        "num_ranks": settings.num_ranks,
+        "num_experts_per_rank": settings.num_experts_per_rank,
+        "paced": knobs.paced,
+    }
+    if name.startswith("open"):
+        granularity = settings.granularity if name.endswith("preset") else Granularity.tile
+        return Constants(row_bytes=0, num_topk=1, granularity=granularity, **group)
+    hidden = shape.dispatch_hidden if name == "dispatch" else shape.home_hidden
+    rows = {
+        "row_bytes": hidden * _BF16_BYTES,
+        "num_topk": settings.num_topk,
+        "granularity": settings.granularity,
+        "by_rank": settings.home_granularity is HomeGranularity.rank,
+        "num_chunks": settings.num_chunks,
+    }
+    if name == "reduce":
+        return Constants(num_warps=_REDUCE_WARPS, **rows, **group)
+    constants = Constants(
+        num_warps=knobs.num_warps,
+        num_loads=knobs.num_loads,
+        flag_batch=knobs.flag_batch,
+        **rows,
+        **group,
+    )
+    if name == "combine":
+        _check_combine(constants)
+    return constants
+
+
+def _check_combine(constants: Constants) -> None:
+    """Refuse more warps than registers and shared memory allow."""
+    most = min(MAX_COMBINE_WARPS, max_rings(constants))
+    if constants.num_warps > most:
+        raise ValueError(
+            f"kernel.num_comm_warps={constants.num_warps}: combine with "
+            f"workload.num_topk={constants.num_topk} has registers and shared memory for {most} "
+            f"warps; use at most {most}"
+        )
+
+
+@cache
+def compile_launch(name: str, constants: Constants) -> Code:
+    """Compile a launch for stand-in arguments, once in a process; raises CompileError."""
+    table = make_ptr(Int64, 0, cute.AddressSpace.gmem, assumed_align=16)
+    stand_ins = (Int32(0), Int32(1), Int64(1))
+    if not name.startswith("open"):
+        stand_ins = (Int32(0), Int32(1), Int32(1), Int64(1), Int64(1), Int64(1))
+    try:
+        return compile_code(LAUNCHES[name](constants), (table, *stand_ins, make_fake_stream()))
+    except AssertionError:
+        raise
+    except Exception as error:  # the DSL raises whatever its passes raise
+        first = str(error).strip().splitlines()[:1]
+        raise CompileError(f"kernel {name} does not compile: {' '.join(first)}") from error
+
+
+class Launcher:
+    """Launches of one group on torch's current stream; none waits for the device."""
+
+    def __init__(
+        self,
+        table: torch.Tensor,  # (num_ranks, slots) int64 addresses
+        settings: PlanSettings,
+        shape: Shape,
+        knobs: Knobs,
+        *,
+        limit_ns: int,  # of one wait inside a launch
+    ) -> None:
+        self._settings, self._shape, self._knobs = settings, shape, knobs
+        self._limit_ns = limit_ns
+        self._table = make_ptr(Int64, table.data_ptr(), cute.AddressSpace.gmem, assumed_align=16)
+        self._ready: dict[str, Callable[[cuda.CUstream], None]] = {}
+        self.residency: dict[str, Residency] = {}
+
+    def launch(self, name: str) -> None:
+        """Launch `name`, compiled by an earlier `prepare` or now."""
+        if name not in self._ready:
+            self.prepare(name)
+        self._ready[name](cuda.CUstream(torch.cuda.current_stream().cuda_stream))
+
+    def prepare(self, *names: str) -> None:
+        """Compile launches; raises CompileError, or ValueError where CTAs would not all fit."""
+        for name in names:
+            if name not in self._ready:
+                constants = constants_of(name, self._settings, self._shape, self._knobs)
+                code = compile_launch(name, constants)
+                arguments = self._arguments(name, code, constants)
+                self._ready[name] = _bound(code, arguments)
+
+    def _arguments(self, name: str, code: Code, constants: Constants) -> tuple[Any, ...]:
+        num_ranks, knobs = self._settings.num_ranks, self._knobs
+        is_gate = name.startswith("open")
+        num_threads = GATE_THREADS if is_gate else constants.num_warps * LANES
+        reduces = name in ("combine", "reduce")
+        shared_bytes = 0 if is_gate else table_bytes(num_ranks)
+        shared_bytes += ring_bytes(constants) * constants.num_warps if reduces else 0
+        found = self.residency[name] = residency_of(
+            code, num_threads=num_threads, dynamic_bytes=shared_bytes
+        )
+        ranks = (self._table, Int32(0), Int32(num_ranks))
+        if is_gate:
+            return (*ranks, Int64(self._limit_ns))
+        num_ctas = knobs.num_ctas
+        if name == "reduce":  # nothing waits in it, and it has the chip to itself
+            num_ctas = max(1, found.max_ctas // num_ranks)
+        if num_ranks * num_ctas > found.max_ctas:
+            raise ValueError(
+                f"kernel.num_comm_ctas={num_ctas}: {num_ranks} ranks x {num_ctas} CTAs of "
+                f"{num_threads} threads must run at once, and this GPU holds {found.max_ctas}; use "
+                f"at most {found.max_ctas // num_ranks}, or fewer kernel.num_comm_warps"
+            )
+        row_cost_ns = 0.0 if knobs.pace_gbps is None else constants.row_bytes / knobs.pace_gbps
+        return (
+            *ranks,
+            Int32(num_ctas),
+            Int64(round(row_cost_ns)),
+            Int64(knobs.pace_latency_ns),
+            Int64(self._limit_ns),
+        )
+
+
+def _bound(code: Code, arguments: tuple[Any, ...]) -> Callable[[cuda.CUstream], None]:
+    # Bound to the device now, so that loading the code is no part of the first launch.
+    function = code.function.to(torch.cuda.current_device())
+    return lambda stream: function(*arguments, stream)

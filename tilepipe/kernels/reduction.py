@@ -1,0 +1,162 @@
+"""Weighted sums of the rows of a token, streamed through shared memory.
+
+Knows nothing of how rows came home, of queues and flags.
+
+A warp sums one vector column at a time: 16 bytes a lane of every slot. Its columns pass through a
+ring of stages in shared memory, filled by asynchronous copies that run some columns ahead, so bytes
+in flight cost no registers: loads into registers were moved down between the sums by the compiler.
+Each lane reads back only what it has copied, so no lane waits for another.
+
+One H200, 4096 tokens x 8 slots x 14 336 bytes, L2 flushed, read + written: 3 170 GB/s by registers,
+4 220 this way (8 warps, 6 stages), 3 960 with a prefetch hint of 256 bytes; memcpy 4 310.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint32
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import dsl_user_op
+
+from tilepipe.kernels.constants import Constants
+from tilepipe.kernels.memory import (
+    LANES,
+    VECTOR_BYTES,
+    load_shared_words,
+    store_words,
+)
+
+__all__ = [
+    "add_column",
+    "columns_of",
+    "fetch_column",
+    "max_rings",
+    "ring_bytes",
+    "stages_of",
+    "units_of",
+]
+
+_COLUMN_BYTES = LANES * VECTOR_BYTES  # of one slot
+_WORDS = VECTOR_BYTES // 4  # of a vector, two bf16 each
+# Columns of a unit, at most: enough to fill a ring, few enough to spread a token over the chip.
+_MAX_COLUMNS = 8
+# Shared memory for all rings of a CTA.
+_RING_BYTES = 192 * 1024
+_MAX_STAGES = 8
+
+
+def _row_columns(row_bytes: int) -> int:
+    return -(-row_bytes // _COLUMN_BYTES)
+
+
+def units_of(constants: Constants) -> int:
+    """Pieces of a token that warps claim."""
+    return max(1, -(-_row_columns(constants.row_bytes) // _MAX_COLUMNS))
+
+
+def columns_of(constants: Constants) -> int:
+    """Columns of each unit; those past the end of a row are empty."""
+    return max(1, -(-_row_columns(constants.row_bytes) // units_of(constants)))
+
+
+def max_rings(constants: Constants) -> int:
+    """Warps of a CTA that shared memory has a ring for."""
+    return _RING_BYTES // (constants.num_topk * _COLUMN_BYTES)
+
+
+def stages_of(constants: Constants) -> int:
+    """Columns of a warp's ring: no more than a unit has, so that at most two units are in it."""
+    room = max_rings(constants) // constants.num_warps
+    return max(1, min(room, _MAX_STAGES, columns_of(constants)))
+
+
+def ring_bytes(constants: Constants) -> int:
+    """Shared memory of one warp's ring."""
+    return stages_of(constants) * constants.num_topk * _COLUMN_BYTES
+
+
+@cute.jit
+def fetch_column(
+    rows: Int64,  # address of (tokens x topk) rows
+    stage: Int32,  # address in shared memory
+    token: Int32,
+    column: Int32,  # of the row
+    lane: Int32,
+    expert: Int32,  # of slot `lane`; negative: dropped, its bytes become zero and are not read
+    constants: cutlass.Constexpr,
+):
+    """Start copying one column of every slot; all lanes of a warp call it and commit it."""
+    row_bytes, num_topk = constants.row_bytes, constants.num_topk
+    place = column * _COLUMN_BYTES + lane * VECTOR_BYTES
+    source = rows + Int64(token) * (num_topk * row_bytes) + place
+    target = stage + lane * VECTOR_BYTES
+    inside = place < row_bytes
+    for slot in cutlass.range_constexpr(num_topk):
+        kept = inside and cute.arch.shuffle_sync(expert, slot) >= 0
+        cute.arch.inline_ptx(
+            "cp.async.cg.shared.global [{$r0}], [{$r1}], 16, {$r2};",
+            read_only_args=[
+                target + slot * _COLUMN_BYTES,
+                source + slot * row_bytes,
+                Int32(VECTOR_BYTES) if kept else Int32(0),
+            ],
+        )
+
+
+@cute.jit
+def add_column(
+    out: Int64,  # address of (tokens) rows
+    stage: Int32,  # address in shared memory
+    token: Int32,
+    column: Int32,
+    lane: Int32,
+    weight: Float32,  # of slot `lane`; 0 where dropped
+    constants: cutlass.Constexpr,
+):
+    """Sum one fetched column over the slots, in their order, and store it.
+
+    A dropped slot adds +0, which changes no sum: none is ever -0, since all start at +0.
+    """
+    place = column * _COLUMN_BYTES + lane * VECTOR_BYTES
+    sums = [Float32(0)] * (2 * _WORDS)
+    for slot in cutlass.range_constexpr(constants.num_topk):
+        factor = cute.arch.shuffle_sync(weight, slot)
+        words = load_shared_words(stage + lane * VECTOR_BYTES + slot * _COLUMN_BYTES)
+        for k in cutlass.range_constexpr(_WORDS):
+            low, high = _two_floats(words[k])
+            sums[2 * k] = sums[2 * k] + _product(factor, low)
+            sums[2 * k + 1] = sums[2 * k + 1] + _product(factor, high)
+    if place < constants.row_bytes:
+        store_words(
+            out + Int64(token) * constants.row_bytes + place,
+            [_two_bf16(sums[2 * k], sums[2 * k + 1]) for k in range(_WORDS)],
+        )
+
+
+def _two_floats(word: Int32) -> tuple[Float32, Float32]:
+    """The two bf16 of a word: a bf16 is the upper half of a float."""
+    low, high = Uint32(word) << 16, Uint32(word) & Uint32(0xFFFF0000)
+    return low.bitcast(Float32), high.bitcast(Float32)
+
+
+@dsl_user_op
+def _product(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
+    """a x b, rounded: written as an instruction, or the compiler would fuse it with the sum."""
+    product = llvm.inline_asm(
+        Float32.mlir_type,
+        [a.ir_value(loc=loc, ip=ip), b.ir_value(loc=loc, ip=ip)],
+        "mul.rn.f32 $0, $1, $2;",
+        "=f,f,f",
+        has_side_effects=False,
+        loc=loc,
+        ip=ip,
+    )
+    return Float32(product)
+
+
+def _two_bf16(low: Float32, high: Float32) -> Int32:
+    """Two floats rounded to nearest even, side by side in a word."""
+    return cute.arch.inline_ptx(
+        "cvt.rn.bf16x2.f32 {$w0}, {$r0}, {$r1};",
+        write_only_types=[Int32],
+        read_only_args=[high, low],
+    )

@@ -1,0 +1,57 @@
+"""What a wait does that has reached its limit: it leaves a record and stops all ranks.
+
+Knows nothing of what was waited for.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+from tilepipe.fabric.table import RECORD_FIELDS, Slot
+from tilepipe.kernels.memory import address, buffer, element
+from tilepipe.kernels.semaphore import Scope, claim, load_relaxed, now_ns, publish_set, set_relaxed
+
+__all__ = ["abort_word", "give_up"]
+
+
+def abort_word(table: cute.Pointer, rank: Int32) -> Int32:
+    """Nonzero once this rank or a peer has given up; whoever sees it publishes nothing more."""
+    return load_relaxed(
+        element(address(table, rank, Slot.abort), Int32(0), Int32), Int32, Scope.sys
+    )
+
+
+@cute.jit
+def give_up(
+    table: cute.Pointer,
+    rank: Int32,
+    num_ranks: cutlass.Constexpr,
+    role: cutlass.Constexpr,
+    item: Int32,
+    expert: Int32,
+    epoch: Int32,
+    expected: Int32,
+    seen: Int32,
+):
+    """Record a wait that reached its limit, unless this rank has stopped before; stop all peers.
+
+    Called by the thread that waited. The first one of a rank writes the record, in host memory that
+    the host reads once the launch has ended or is late.
+    """
+    own = element(address(table, rank, Slot.abort), Int32(0), Int32)
+    if claim(own, Int32(1), Scope.sys) == 0:
+        record = buffer(address(table, rank, Slot.record), Int64)
+        fields = (Int32(int(role)), item, expert, epoch, expected, seen)
+        for place in cutlass.range_constexpr(len(fields)):
+            record[1 + place] = Int64(fields[place])
+        record[RECORD_FIELDS.index("time_ns")] = now_ns()
+        publish_set(
+            element(address(table, rank, Slot.record), Int32(0), Int64), Int64(1), Scope.sys
+        )
+        for peer in cutlass.range_constexpr(num_ranks):
+            if rank != peer:
+                set_relaxed(
+                    element(address(table, Int32(peer), Slot.abort), Int32(0), Int32),
+                    Int32(1),
+                    Scope.sys,
+                )
