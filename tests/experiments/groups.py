@@ -9,7 +9,7 @@ from tests.host.ranks import Failed, run_ranks
 from tilepipe.config import schemas
 from tilepipe.config.choices import Fabric, Operation, Resume
 from tilepipe.config.schemas import Config
-from tilepipe.experiments import entry, session
+from tilepipe.experiments import entry, setting
 from tilepipe.fabric.host import HeapPlace
 from tilepipe.host.delays import NO_DELAYS, Delays
 from tilepipe.records import RankRecord
@@ -99,7 +99,7 @@ def _measure_all(
     routing: Routing,
     delays: Sequence[Delays],
 ) -> list[RankRecord]:
-    session.draw = lambda *_, **__: routing  # this process only
+    setting.draw = lambda *_, **__: routing  # this process only
     records = []
     for number, config in enumerate(configs):
         own_place = HeapPlace(token=f"{place.token}-{number}", shm_dir=place.shm_dir)

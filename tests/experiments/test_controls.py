@@ -10,7 +10,7 @@ import pytest
 from tests.experiments.groups import make_config, random_routing, wrong_verdicts
 from tests.host.ranks import Failed, run_ranks
 from tilepipe.config.choices import Granularity, Operation
-from tilepipe.experiments import entry, session
+from tilepipe.experiments import entry, session, setting
 from tilepipe.host import combine, dispatch, gemm, protocol
 from tilepipe.host.delays import Delays
 from tilepipe.host.gemm import GroupedGemm
@@ -78,7 +78,7 @@ def with_a_tile_left_out():
 
 
 def broken(rank, place, config, break_it):
-    session.draw = lambda *_, **__: ROUTING
+    setting.draw = lambda *_, **__: ROUTING
     delays = break_it()
     return entry.run_rank(config, rank=rank, place=place, delays=delays)
 

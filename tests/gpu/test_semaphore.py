@@ -1,4 +1,5 @@
-"""Publish and wait between CTAs of a real device: rows arrive whole, waits are bounded."""
+"""Publish, wait and claim between CTAs of a real device: rows whole, waits bounded, no place
+claimed twice."""
 
 import pytest
 
@@ -17,10 +18,11 @@ from tests.gpu import programs  # noqa: E402
 from tilepipe.kernels.semaphore import Scope  # noqa: E402
 
 LIMIT_NS = 2_000_000_000
+TORCH = {Int32: torch.int32, Int64: torch.int64}
 
 
-def pointer(tensor):
-    return make_ptr(Int32, tensor.data_ptr(), cute.AddressSpace.gmem, assumed_align=16)
+def pointer(tensor, dtype=Int32):
+    return make_ptr(dtype, tensor.data_ptr(), cute.AddressSpace.gmem, assumed_align=16)
 
 
 def stream():
@@ -45,20 +47,50 @@ def test_rows_arrive_whole_and_fresh_in_a_thousand_launches(scope):
     assert wrong == 0
 
 
+LATE = (20_000, 40_000)  # microseconds of a wait that reaches its limit
+
+
 @pytest.mark.parametrize(
-    ("present", "abort", "came", "microseconds"),
+    ("dtype", "present", "expected", "abort", "came", "microseconds"),
     [
-        (1, 0, 1, (0, 1_000)),  # it is there
-        (0, 0, 2, (20_000, 40_000)),  # it never comes: the limit ends the wait
-        (0, 1, 2, (0, 5_000)),  # somebody gave up: the abort word ends it at once
+        (Int32, 1, 1, 0, 1, (0, 1_000)),  # it is there
+        (Int32, 0, 1, 0, 2, LATE),  # it never comes: the limit ends the wait
+        (Int32, 0, 1, 1, 2, (0, 5_000)),  # somebody gave up: the abort word ends it at once
+        (Int64, 3 << 32 | 7, 3 << 32, 0, 1, (0, 1_000)),
+        (Int64, 2 << 32 | 0xFFFF_FFFF, 3 << 32, 0, 2, LATE),  # both halves count
+        (Int64, 2 << 32, 3 << 32, 1, 2, (0, 5_000)),
     ],
 )
-def test_a_wait_ends_by_its_word_its_limit_or_the_abort_word(present, abort, came, microseconds):
-    words = torch.tensor([present, abort, 0, 0], dtype=torch.int32, device="cuda")
-    launch = cute.compile(programs.wait_alone, pointer(words), Int64(20_000_000), stream())
+def test_a_wait_ends_by_its_word_its_limit_or_the_abort_word(
+    dtype, present, expected, abort, came, microseconds
+):
+    word = torch.tensor([present], dtype=TORCH[dtype], device="cuda")
+    stop, found = (torch.tensor(v, dtype=torch.int32, device="cuda") for v in ([abort], [0, 0]))
+    arguments = (
+        *(pointer(word, dtype), dtype(expected), pointer(stop), pointer(found)),
+        *(Int64(20_000_000), stream()),
+    )
+    launch = cute.compile(programs.wait_alone(dtype), *arguments)
 
-    launch(pointer(words), Int64(20_000_000), stream())
+    launch(*arguments)
 
-    found = words.tolist()
-    assert found[2] == came
-    assert microseconds[0] <= found[3] <= microseconds[1]
+    answer, took_us = found.tolist()
+    assert answer == came
+    assert microseconds[0] <= took_us <= microseconds[1]
+
+
+@pytest.mark.parametrize("dtype", [Int32, Int64])
+def test_no_place_is_claimed_twice_and_the_highest_number_stays(dtype):
+    size = 64 * programs.THREADS
+    queue, highest = (
+        torch.full((1,), start, dtype=TORCH[dtype], device="cuda") for start in (0, -5)
+    )
+    marks = torch.zeros(size, dtype=torch.int32, device="cuda")
+    arguments = (pointer(queue, dtype), pointer(highest, dtype), pointer(marks), stream())
+    launch = cute.compile(programs.claims(dtype, 64), *arguments)
+
+    launch(*arguments)
+
+    assert (queue.item(), highest.item()) == (size, size - 1)
+    # Every thread has left its number plus one at a place of its own.
+    assert marks.sort().values.tolist() == list(range(1, size + 1))

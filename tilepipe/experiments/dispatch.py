@@ -5,7 +5,8 @@ Knows nothing of other operations.
 
 from tilepipe.config.schemas import Config
 from tilepipe.experiments.oracle import Oracle
-from tilepipe.experiments.session import Components, Memory, Session, whole_launch
+from tilepipe.experiments.session import Session, whole_launch
+from tilepipe.experiments.setting import Components, Memory
 from tilepipe.measure.gate import poison
 from tilepipe.records import Verdict
 

@@ -5,14 +5,8 @@ Knows nothing of other operations.
 
 from tilepipe.config.schemas import Config
 from tilepipe.experiments.oracle import Oracle, merged
-from tilepipe.experiments.session import (
-    GATE_LAUNCH,
-    Components,
-    Memory,
-    Session,
-    computing_stage,
-    whole_launch,
-)
+from tilepipe.experiments.session import Session, computing_stage, whole_launch
+from tilepipe.experiments.setting import GATE_LAUNCH, Components, Memory
 from tilepipe.host.launch import Form
 from tilepipe.measure.gate import compare_exact, poison
 from tilepipe.records import Verdict

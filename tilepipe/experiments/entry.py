@@ -6,7 +6,8 @@ Knows no operation by import: each module of this package names its own as TRIAL
 import importlib
 
 from tilepipe.config.schemas import Config
-from tilepipe.experiments.session import Session, plan_settings, routing_of, shape_of
+from tilepipe.experiments.session import Session
+from tilepipe.experiments.setting import plan_settings, routing_of, shape_of
 from tilepipe.experiments.trial import Trial, measure
 from tilepipe.fabric.host import HeapPlace
 from tilepipe.host.delays import NO_DELAYS, Delays

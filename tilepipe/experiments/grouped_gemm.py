@@ -7,7 +7,8 @@ import time
 
 from tilepipe.config.schemas import Config
 from tilepipe.experiments.oracle import Oracle
-from tilepipe.experiments.session import Components, Memory, Session, computing_stage
+from tilepipe.experiments.session import Session, computing_stage
+from tilepipe.experiments.setting import Components, Memory
 from tilepipe.measure.gate import poison
 from tilepipe.records import Verdict
 

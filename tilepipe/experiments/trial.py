@@ -7,7 +7,8 @@ from functools import partial
 from typing import Protocol
 
 from tilepipe.config.schemas import Config
-from tilepipe.experiments.session import GATE_LAUNCH, Components, Memory, Session
+from tilepipe.experiments.session import Session
+from tilepipe.experiments.setting import GATE_LAUNCH, Components, Memory
 from tilepipe.measure.contenders import run_interleaved
 from tilepipe.measure.ranges import ranges
 from tilepipe.records import RankRecord, Sample, Verdict
@@ -81,6 +82,9 @@ def measure(trial: Trial) -> RankRecord:
             num_warmups=config.measure.num_warmups,
             num_iters=config.measure.num_iters,
             barrier=heap.barrier,
+            max_iters=config.measure.max_iters,
+            interval=config.measure.interval,
+            agree=heap.all_agree,
         )
         for contender in trial.checked:
             verdicts += trial.check(contender, last_launch[contender], "after")

@@ -1,0 +1,357 @@
+"""What the cuda executor makes of a configuration, and what a trial is asked in which order."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.launch.points import compose_point  # noqa: E402
+from tilepipe.config.choices import Regime  # noqa: E402
+from tilepipe.config.schemas import config_from_dict  # noqa: E402
+from tilepipe.experiments.cuda.combine import CudaCombine  # noqa: E402
+from tilepipe.experiments.cuda.dispatch import CudaDispatch  # noqa: E402
+from tilepipe.experiments.cuda.entry import symmetric_bytes_of  # noqa: E402
+from tilepipe.experiments.cuda.session import CudaSession, knobs_of  # noqa: E402
+from tilepipe.experiments.cuda.trial import measure  # noqa: E402
+from tilepipe.experiments.setting import (  # noqa: E402
+    GATE_LAUNCH,
+    plan_settings,
+    routing_of,
+    shape_of,
+)
+from tilepipe.kernels.group import DeviceGroup  # noqa: E402
+from tilepipe.kernels.launcher import Knobs  # noqa: E402
+from tilepipe.measure.device import Chain  # noqa: E402
+from tilepipe.records import Clocks, Verdict  # noqa: E402
+
+KIB = 1024
+TRIALS = {"dispatch": CudaDispatch, "combine": CudaCombine}
+
+
+def config_of(kernel, *words):
+    point = compose_point(
+        *("hardware=h200_x1", f"kernel={kernel}", "workload=tiny", "measure=quick"),
+        *("launch.num_ranks=2", *words),
+    )
+    return config_from_dict(point.config)
+
+
+# Knobs.
+
+
+@pytest.mark.parametrize("kernel", TRIALS)
+def test_knobs_are_what_was_typed(kernel):
+    config = config_of(
+        kernel,
+        *("kernel.num_comm_ctas=20", "kernel.num_comm_warps=8", "kernel.num_loads=7"),
+        *("kernel.flag_batch=32", "launch.pace_gbps=400", "launch.pace_latency_ns=1500"),
+    )
+
+    assert knobs_of(config) == Knobs(
+        num_ctas=20,
+        num_warps=8,
+        num_loads=7,
+        flag_batch=32,
+        pace_gbps=400.0,
+        pace_latency_ns=1500,
+    )
+    assert knobs_of(config).paced
+
+
+def test_knobs_left_null_are_those_of_the_launcher():
+    words = ("kernel.num_comm_warps=null", "kernel.num_loads=null", "kernel.flag_batch=null")
+
+    knobs = knobs_of(config_of("dispatch", "kernel.num_comm_ctas=3", *words))
+
+    assert knobs == Knobs(num_ctas=3)
+    assert not knobs.paced
+
+
+@pytest.mark.parametrize(("rate", "delay_ns"), [(400.0, 0), (None, 1)])
+def test_a_rate_or_a_delay_alone_is_a_pace(rate, delay_ns):
+    assert Knobs(num_ctas=1, pace_gbps=rate, pace_latency_ns=delay_ns).paced
+
+
+def test_auto_is_refused_where_an_operation_runs_alone():
+    with pytest.raises(ValueError, match=r"num_comm_ctas=auto: combine alone has no best count"):
+        knobs_of(config_of("combine", "kernel.num_comm_ctas=auto"))
+
+
+# Memory.
+
+# 2 ranks x 32 tokens x 2 slots, 4 experts a rank, tiles of 128 rows: a rank holds at most
+# 64 x 2 + 4 x 127 = 636 rows in 4 + 4 tiles. Every buffer takes whole KiB.
+ROWS = 80 * KIB  # 636 rows of 64 bf16
+COMMON = 5 * KIB + 3 * KIB + 3 * KIB  # 8 bytes of row_home, 4 of row_flag and returns, a row
+SMALL = 17 * KIB  # all that holds less than 1 KiB, and words and sends, which hold as much
+HAND_COMPUTED = {
+    # recv_x; x: 32 rows
+    "dispatch": ROWS + 4 * KIB + COMMON + SMALL,
+    # y; home_y: 64 rows; out and reduced: 32 rows each
+    "combine": ROWS + 8 * KIB + 2 * 4 * KIB + COMMON + SMALL,
+}
+
+
+@pytest.mark.parametrize("kernel", TRIALS)
+def test_symmetric_bytes_are_those_computed_by_hand(kernel):
+    assert symmetric_bytes_of(config_of(kernel)) == HAND_COMPUTED[kernel]
+
+
+@pytest.mark.parametrize("words", [(), ("kernel.layout=packed", "kernel.capacity_factor=1.5")])
+@pytest.mark.parametrize("kernel", TRIALS)
+def test_symmetric_bytes_are_what_a_group_reserves(kernel, words):
+    config = config_of(kernel, "workload.num_tokens=77", *words)
+    shape = shape_of(config, routing_of(config), TRIALS[kernel].memory(config))
+
+    group = DeviceGroup(
+        plan_settings(config),
+        shape,
+        knobs_of(config),
+        watchdog_s=1.0,
+        device=torch.device("cpu"),
+    )
+
+    assert symmetric_bytes_of(config) == group.heap.rank_bytes
+
+
+# Windows of a launch.
+
+
+class FakeTimer:
+    """Windows that were made up."""
+
+    def __init__(self, *, host_bound=False):
+        self.host_bound = host_bound
+
+    def measure(self, parts):
+        return {"start_ns": 100} | {name: 10 + place for place, (name, _) in enumerate(parts)}
+
+    def measure_chained(self, parts, length):
+        return Chain(start_ns=200, period_ns=30, host_bound=self.host_bound)
+
+
+PARTS = [("plan", lambda: None), ("stage", lambda: None)]
+
+
+def session_with(timer, regime):
+    config = SimpleNamespace(measure=SimpleNamespace(regime=regime))
+    checks = []
+    group = SimpleNamespace(check=lambda: checks.append("checked"))
+    return SimpleNamespace(config=config, timer=timer, group=group, checks=checks)
+
+
+@pytest.mark.parametrize(
+    ("regime", "whole", "windows"),
+    [
+        (Regime.isolated, True, {"e2e": (100, 21), "plan": (100, 10)}),
+        (Regime.isolated, False, {"stage": (100, 11)}),
+        (Regime.chained, True, {"e2e": (200, 30)}),
+        (Regime.chained, False, {"stage": (200, 30)}),
+    ],
+)
+def test_an_operation_counts_with_its_plan_and_a_part_of_it_alone(regime, whole, windows):
+    session = session_with(FakeTimer(), regime)
+
+    assert CudaSession.time(session, PARTS, whole=whole) == windows
+    assert session.checks == ["checked"]
+
+
+def test_a_chain_that_the_host_cannot_keep_up_with_is_no_measurement():
+    session = session_with(FakeTimer(host_bound=True), Regime.chained)
+
+    with pytest.raises(RuntimeError, match=r"slower than this GPU runs them, 30 ns each; type "):
+        CudaSession.time(session, PARTS, whole=True)
+
+
+# A trial from gate to gate.
+
+CLOCKS = Clocks(
+    sm_mhz=1980,
+    sm_mhz_min=1900,
+    sm_mhz_max=1980,
+    power_w_max=500.0,
+    temperature_c_max=50,
+    reasons=(),
+    num_samples=7,
+)
+
+
+class FakeWatch:
+    """Knows the clocks once it has ended, as the real one does."""
+
+    clocks = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *failure):
+        self.clocks = CLOCKS
+
+
+class FakeSession:
+    """Two ranks; writes down what it is asked in `log`."""
+
+    ranks = range(2)
+
+    def __init__(self, log, **measured):
+        defaults = {"num_warmups": 1, "num_iters": 3, "max_iters": None, "interval": None}
+        self.config = SimpleNamespace(
+            measure=SimpleNamespace(**defaults | measured), launch=SimpleNamespace(wrap=None)
+        )
+        self.group = SimpleNamespace(
+            synchronize=lambda: log.append(("synchronize",)),
+            refresh_plan=lambda: log.append(("refresh_plan",)),
+        )
+        self._log = log
+
+    def clock_watch(self):
+        self._log.append(("watch",))
+        return FakeWatch()
+
+    def counts(self, rank):
+        return {"num_tokens": 10 + rank}
+
+
+class FakeTrial:
+    """Contenders one and two, of which two has no output; `wrong` names (rank, stage) that fail."""
+
+    contenders = ("one", "two")
+    checked = ("one",)
+
+    def __init__(self, wrong=(), **measured):
+        self.log = []
+        self.session = FakeSession(self.log, **measured)
+        self._wrong = wrong
+        self._now_ns = 0
+
+    def prepare(self, contender, launch):
+        self.log.append(("prepare", contender, launch))
+
+    def poison(self, contender):
+        self.log.append(("poison", contender))
+
+    def run(self, contender):
+        self.log.append(("run", contender))
+
+    def time(self, contender):
+        self.log.append(("time", contender))
+        self._now_ns += 100
+        return {"e2e": (self._now_ns, 50), "plan": (self._now_ns, 5)}
+
+    def check(self, contender, rank, launch, stage):
+        self.log.append(("check", contender, rank, launch, stage))
+        passed = (rank, stage) not in self._wrong
+        return [
+            Verdict(
+                contender=contender,
+                stage=stage,
+                passed=passed,
+                num_values=8,
+                num_wrong=0 if passed else 3,
+                max_error=0.0,
+                detail="" if passed else "3 of 8 values differ",
+            )
+        ]
+
+
+def stages(record):
+    return [(verdict.stage, verdict.passed) for verdict in record.verdicts]
+
+
+def test_the_gate_runs_every_checked_contender_on_poison_before_any_is_timed():
+    trial = FakeTrial()
+
+    measure(trial)
+
+    assert trial.log[:7] == [
+        ("prepare", "one", GATE_LAUNCH),
+        ("poison", "one"),
+        ("run", "one"),
+        ("synchronize",),
+        ("check", "one", 0, GATE_LAUNCH, "before"),
+        ("check", "one", 1, GATE_LAUNCH, "before"),
+        ("watch",),
+    ]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_gate_that_fails_on_one_rank_leaves_no_samples_on_any(rank):
+    trial = FakeTrial(wrong=[(rank, "before")])
+
+    records = measure(trial)
+
+    assert not [entry for entry in trial.log if entry[0] in ("time", "watch")]
+    assert [record.rank for record in records] == [0, 1]
+    assert [(record.samples, record.clocks) for record in records] == [((), None)] * 2
+    assert [stages(record) for record in records] == [[("before", own != rank)] for own in range(2)]
+
+
+def test_all_ranks_share_the_samples_of_their_launches_and_keep_their_own_counts():
+    trial = FakeTrial()
+
+    first, second = measure(trial)
+
+    assert first == replace(second, rank=0, counts={"num_tokens": 10})
+    assert second.counts == {"num_tokens": 11}
+    assert first.clocks == CLOCKS
+    taken = [
+        (sample.contender, sample.component, sample.iteration, sample.duration_ns)
+        for sample in first.samples
+    ]
+    assert sorted(taken) == [
+        (contender, component, iteration, duration_ns)
+        for contender in ("one", "two")
+        for component, duration_ns in (("e2e", 50), ("plan", 5))
+        for iteration in range(3)
+    ]
+
+
+def test_every_timed_launch_has_a_plan_and_a_payload_of_its_own():
+    trial = FakeTrial()
+
+    measure(trial)
+
+    timed = trial.log[trial.log.index(("watch",)) + 1 : -2]
+    refreshed, prepared, launched = timed[::3], timed[1::3], timed[2::3]
+    # One warm-up and three iterations of two contenders.
+    assert refreshed == [("refresh_plan",)] * 8
+    assert [launch for _, _, launch in prepared] == [
+        GATE_LAUNCH + 1 + number for number in range(8)
+    ]
+    assert [name for _, name, _ in prepared] == [name for _, name in launched]
+
+
+@pytest.mark.parametrize("measured", [{}, {"num_warmups": 0, "num_iters": 4}])
+def test_after_timing_the_last_launch_of_each_contender_is_checked(measured):
+    trial = FakeTrial(**measured)
+
+    records = measure(trial)
+
+    *_, last = [entry[2] for entry in trial.log if entry[:2] == ("prepare", "one")]
+    assert trial.log[-2:] == [
+        ("check", "one", 0, last, "after"),
+        ("check", "one", 1, last, "after"),
+    ]
+    assert last > GATE_LAUNCH + 6, "of four launches of two contenders, one of the last two"
+    assert [stages(record) for record in records] == [[("before", True), ("after", True)]] * 2
+
+
+def test_a_gate_that_fails_after_timing_is_told_of_the_rank_that_it_failed_on():
+    records = measure(FakeTrial(wrong=[(1, "after")]))
+
+    assert [stages(record) for record in records] == [
+        [("before", True), ("after", True)],
+        [("before", True), ("after", False)],
+    ]
+
+
+def test_iterations_go_on_until_the_interval_is_reached_or_there_are_as_many_as_allowed():
+    few = measure(FakeTrial(num_iters=3, max_iters=40, interval=0.01))
+    none = measure(FakeTrial(num_iters=3, max_iters=3, interval=0.01))
+
+    # Durations that are all alike are known as soon as an interval of their median exists.
+    iterations = [{sample.iteration for sample in records[0].samples} for records in (few, none)]
+    assert 3 < len(iterations[0]) < 40
+    assert iterations[1] == set(range(3))

@@ -1,0 +1,253 @@
+"""Dispatch and combine on a real device, bit for bit: unusual inputs alone and a pairwise cover.
+
+Every case runs three launches of each in one memory, with other routing and other payload.
+"""
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
+
+from omegaconf import OmegaConf  # noqa: E402
+
+from tests.experiments.groups import random_routing  # noqa: E402
+from tests.experiments.pairwise import pairwise  # noqa: E402
+from tests.experiments.test_conformance import TOKENS  # noqa: E402
+from tests.gpu.groups import CheckedGroup  # noqa: E402
+from tilepipe.config.choices import Granularity, HomeGranularity, Layout, Order  # noqa: E402
+from tilepipe.config.register import CONF_DIR  # noqa: E402
+from tilepipe.experiments.cuda.oracle import poison  # noqa: E402
+from tilepipe.fabric.table import Slot, Word  # noqa: E402
+from tilepipe.kernels.launcher import MAX_COMBINE_WARPS, Knobs  # noqa: E402
+from tilepipe.schedule.settings import PlanSettings  # noqa: E402
+
+NUM_LAUNCHES = 3
+PACE = {"pace_gbps": 50.0, "pace_latency_ns": 2_000}
+PLAIN = {
+    "tokens": "127",
+    "kind": "uniform",
+    "hidden": 64,
+    "num_experts": 8,
+    "num_topk": 2,
+    "num_ranks": 2,
+    "tile_m": 128,
+    "order": Order.edf,
+    "granularity": Granularity.tile,
+    "home_granularity": HomeGranularity.token,
+    "layout": Layout.padded,
+    "num_ctas": 3,
+    "num_warps": 8,
+    "num_loads": 14,
+    "flag_batch": 4,
+    "paced": False,
+}
+AXES = {
+    "tokens": [name for name in TOKENS if name != PLAIN["tokens"]],
+    "kind": ["uniform", "one_expert", "masked"],
+    "hidden": [64, 2880, 7168],
+    "num_experts": [8, 160, 384, 512],
+    "num_topk": [1, 2, 6, 8, 16],
+    "num_ranks": [1, 2, 4, 8],
+    "tile_m": [16, 128],
+    "order": list(Order),
+    "granularity": list(Granularity),
+    "home_granularity": list(HomeGranularity),
+    "layout": list(Layout),
+    "num_ctas": [1, 3, 8],
+    "num_warps": [4, 8, 16],
+    "num_loads": [1, 7, 14],
+    "flag_batch": [1, 4, 32],
+    "paced": [False, True],
+}
+# Hidden sizes of the models that have a workload file.
+HIDDEN = sorted({OmegaConf.load(path).hidden for path in (CONF_DIR / "workload").glob("*.yaml")})
+ALONE = [
+    *({"tokens": name} for name in TOKENS),
+    {"kind": "one_expert"},
+    {"kind": "masked"},
+    *({"hidden": hidden, "tile_m": 16} for hidden in HIDDEN if hidden >= 2048),
+    # One vector of one lane; the largest row of a feed-forward layer.
+    {"hidden": 8},
+    {"hidden": 14_336, "num_topk": 8, "num_warps": 16},
+    *({"num_experts": count, "tile_m": 16} for count in (160, 384, 512)),
+    {"num_topk": 1},
+    {"num_topk": 6},
+    {"num_topk": 16, "num_experts": 160, "tile_m": 16},
+    # A slot on every lane of a warp.
+    {"num_topk": 32, "num_experts": 160, "tile_m": 16, "num_warps": 4},
+    {"num_ranks": 1},
+    {"num_ranks": 3, "num_experts": 384, "tile_m": 16},
+    {"num_ranks": 8},
+    {"num_chunks": 3},
+    {"num_chunks": 3, "home_granularity": HomeGranularity.rank},
+    {"num_ctas": 1, "num_warps": 1, "num_loads": 1, "flag_batch": 1},
+    {"num_warps": MAX_COMBINE_WARPS, "num_loads": 16, "flag_batch": 32, "hidden": 4096},
+    {"paced": True},
+]
+
+
+def tokens_of(case, number):
+    """Tokens of every rank in launch `number`: what one rank has, its neighbour has next."""
+    ranks = range(case["num_ranks"])
+    return [TOKENS[case["tokens"]]((rank + number) % len(ranks), len(ranks)) for rank in ranks]
+
+
+def allowed(case):
+    if case["num_experts"] % case["num_ranks"] or case["num_topk"] > case["num_experts"]:
+        return False
+    tokens = tokens_of(case, 0)
+    moved = sum(tokens) * case["num_topk"] * case["hidden"]
+    reserved = case["num_experts"] // case["num_ranks"] * case["tile_m"] * case["hidden"]
+    capacity = max(tokens) * case["num_ranks"] ** 2 * case["num_topk"] * case["hidden"]
+    most = 2e6 if case["paced"] else 12e6
+    return moved < most and reserved < 12e6 and capacity < 60e6
+
+
+def routings_of(case):
+    return [
+        random_routing(
+            tokens_of(case, number),
+            num_experts=case["num_experts"],
+            num_topk=case["num_topk"],
+            kind=case["kind"],
+            seed=number,
+        )
+        for number in range(NUM_LAUNCHES)
+    ]
+
+
+def group_of(case, routings):
+    plan_keys = (
+        *("num_ranks", "num_experts", "num_topk", "tile_m"),
+        *("order", "granularity", "home_granularity", "layout"),
+    )
+    num_chunks = case.get("num_chunks", 1)
+    settings = PlanSettings(
+        num_n_tiles=num_chunks,
+        num_chunks=num_chunks,
+        seed=3,
+        **{key: case[key] for key in plan_keys},
+    )
+    knob_keys = ("num_ctas", "num_warps", "num_loads", "flag_batch")
+    knobs = Knobs(**{key: case[key] for key in knob_keys}, **(PACE if case["paced"] else {}))
+    return CheckedGroup(settings, knobs, routings, hidden=case["hidden"])
+
+
+def run_case(case):
+    routings = routings_of(case)
+    checked = group_of(case, routings)
+    for number, routing in enumerate(routings):
+        checked.prepare(routing, payload=11 + number)
+        assert checked.dispatch() == [], f"dispatch {number}"
+        assert checked.combine() == [], f"combine {number}"
+
+
+@pytest.mark.parametrize("change", ALONE, ids=lambda change: "-".join(map(str, change.values())))
+def test_dispatch_and_combine_equal_the_oracle_on_one_unusual_input(change):
+    run_case({**PLAIN, **change})
+
+
+COVER = pairwise(AXES, allowed)
+
+
+def test_the_cover_holds_every_value_of_every_axis():
+    assert {name: {case[name] for case in COVER} for name in AXES} == {
+        name: set(values) for name, values in AXES.items()
+    }
+
+
+@pytest.mark.parametrize("number", range(len(COVER)))
+def test_dispatch_and_combine_equal_the_oracle_in_a_pairwise_cover(number):
+    run_case(COVER[number])
+
+
+@pytest.mark.parametrize("home_granularity", list(HomeGranularity))
+@pytest.mark.parametrize("change", [{}, {"kind": "masked", "num_topk": 6}, {"hidden": 2880}])
+def test_pushes_alone_and_a_reduction_alone_make_what_combine_makes(change, home_granularity):
+    case = {**PLAIN, **change, "tile_m": 16, "home_granularity": home_granularity}
+    routings = routings_of(case)
+    checked = group_of(case, routings)
+    group = checked.group
+
+    for number, routing in enumerate(routings):
+        checked.prepare(routing, payload=number)
+        assert checked.dispatch() == []
+        for rank in group.ranks:
+            poison(checked.tensor(rank, Slot.reduced))
+        group.open(exchange=False)
+        group.push()
+        group.open(exchange=False, preset=True)
+        group.reduce()
+        group.synchronize()
+        checked.num_launches += 2
+
+        assert checked.wrong_tokens(Slot.reduced) == []
+        assert checked.combine() == []
+
+
+def test_dispatch_takes_32_warps_where_combine_says_how_many_it_takes():
+    case = {**PLAIN, "num_warps": 32, "num_loads": 7, "hidden": 7168, "tile_m": 16}
+    routings = routings_of(case)
+    checked = group_of(case, routings)
+
+    for number, routing in enumerate(routings):
+        checked.prepare(routing, payload=number)
+        assert checked.dispatch() == []
+    with pytest.raises(ValueError, match=rf"num_comm_warps=32: .* at most {MAX_COMBINE_WARPS}"):
+        checked.group.launcher.prepare("combine")
+
+
+def test_more_ctas_than_run_at_once_are_refused():
+    case = {**PLAIN, "num_ctas": 10_000}
+    group = group_of(case, routings_of(case)).group
+
+    with pytest.raises(ValueError, match=r"num_comm_ctas=10000: 2 ranks x 10000 CTAs of 256 thr"):
+        group.launcher.prepare("dispatch")
+
+
+@pytest.mark.parametrize("granularity", [Granularity.tile, Granularity.expert])
+def test_nothing_waits_where_counters_are_preset(granularity):
+    case = {**PLAIN, "granularity": granularity}
+    routing = routings_of(case)[0]
+    checked = group_of(case, [routing])
+    checked.prepare(routing, payload=1)
+    group = checked.group
+    expected = [group.plans[rank].readiness.expected.tolist() for rank in group.ranks]
+
+    # Rank 0 sends nothing: without presets its peers would wait for it.
+    checked.tensor(0, Slot.words)[int(Word.num_sends)] = 0
+    group.open(exchange=True, preset=True)
+    group.dispatch()
+    group.synchronize()
+
+    for rank, thresholds in enumerate(expected):
+        ready = checked.tensor(rank, Slot.ready).tolist()
+        assert all(seen >= want for seen, want in zip(ready, thresholds, strict=False))
+        assert ready[len(thresholds) :] == [0] * (len(ready) - len(thresholds))
+
+
+@pytest.mark.parametrize(("pace", "least_us"), [((1.0, 0), 900), ((None, 300_000), 300)])
+def test_a_paced_launch_takes_what_its_link_takes(pace, least_us):
+    # Every row of a rank goes to the other one: 64 x 14336 bytes at 1 GB/s, or one latency.
+    routing = random_routing([64, 64], num_experts=2, num_topk=1)
+    for rank, ids in enumerate(routing.topk_idx):
+        ids[:] = 1 - rank
+    gbps, latency_ns = pace
+    knobs = Knobs(num_ctas=3, pace_gbps=gbps, pace_latency_ns=latency_ns)
+    settings = PlanSettings(num_ranks=2, num_experts=2, num_topk=1)
+    checked = CheckedGroup(settings, knobs, [routing], hidden=7168)
+    checked.prepare(routing, payload=5)
+    assert checked.dispatch() == []
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    checked.group.open(exchange=True)
+    begin.record()
+    checked.group.dispatch()
+    end.record()
+    checked.group.synchronize()
+
+    elapsed_us = 1e3 * begin.elapsed_time(end)
+    assert least_us <= elapsed_us <= 1.5 * least_us + 100

@@ -1,0 +1,37 @@
+"""Run or describe, on the cuda executor, the operation that a configuration names.
+
+Knows no operation by import: each module of this package names its own as TRIAL. Describing needs
+no GPU and loads no kernel.
+"""
+
+import importlib
+
+from tilepipe.config.schemas import Config
+from tilepipe.experiments.setting import Memory, plan_settings, routing_of, shape_of
+from tilepipe.fabric.loopback import loopback_bytes
+from tilepipe.kernels.buffers import buffer_specs
+from tilepipe.records import RankRecord
+
+__all__ = ["run_ranks", "symmetric_bytes_of"]
+
+
+def run_ranks(config: Config) -> tuple[RankRecord, ...]:
+    """Measure the operation on all ranks of this process."""
+    # Kernels and CUDA only where they run.
+    from tilepipe.experiments.cuda.session import CudaSession
+    from tilepipe.experiments.cuda.trial import measure
+
+    kind = importlib.import_module(f"tilepipe.experiments.cuda.{config.operation.name}").TRIAL
+    records: tuple[RankRecord, ...] = measure(kind(CudaSession(config, kind.memory(config))))
+    return records
+
+
+def symmetric_bytes_of(config: Config) -> int:
+    """Bytes of device memory that each rank would reserve; raises what `draw` raises."""
+    hidden = config.workload.hidden
+    memory = {
+        "dispatch": Memory(dispatch_hidden=hidden),
+        "combine": Memory(home_hidden=hidden),
+    }[config.operation.name]
+    shape = shape_of(config, routing_of(config), memory)
+    return loopback_bytes(buffer_specs(plan_settings(config), shape))

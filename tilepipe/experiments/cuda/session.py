@@ -1,0 +1,152 @@
+"""What every operation sets up on the cuda executor: all ranks of this process.
+
+Knows nothing of any one operation, of files and tables.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from tilepipe.config.choices import L2, Regime
+from tilepipe.config.schemas import Config, GroupedGemmKernel
+from tilepipe.experiments.cuda.oracle import DeviceOracle
+from tilepipe.experiments.cuda.payload import fill_rows
+from tilepipe.experiments.setting import (
+    Components,
+    Memory,
+    counts_of,
+    plan_settings,
+    routing_of,
+    shape_of,
+)
+from tilepipe.fabric.table import Slot
+from tilepipe.kernels.group import DeviceGroup
+from tilepipe.kernels.launcher import Knobs
+from tilepipe.measure.clocks import ClockWatch
+from tilepipe.measure.device import CudaStream, DeviceTimer, L2Flush, Part
+from tilepipe.schedule.layout import count_rows
+from tilepipe.schedule.packed import SLOT_BITS, TOKEN_BITS
+
+__all__ = ["CudaSession", "knobs_of"]
+
+# Launches of a chain: many beside its two ends, few enough for one queue of the device.
+_CHAIN_LENGTH = 16
+
+
+def knobs_of(config: Config) -> Knobs:
+    """How a configuration launches communication kernels; raises ValueError for auto."""
+    kernel, launch = config.kernel, config.launch
+    assert not isinstance(kernel, GroupedGemmKernel), "no communication"
+    if not isinstance(kernel.num_comm_ctas, int):
+        raise ValueError(
+            f"kernel.num_comm_ctas={kernel.num_comm_ctas}: {config.operation.name} alone has no "
+            "best count to find; type a count, or sweep it"
+        )
+    typed = {
+        "num_warps": kernel.num_comm_warps,
+        "num_loads": kernel.num_loads,
+        "flag_batch": kernel.flag_batch,
+    }
+    return Knobs(
+        num_ctas=kernel.num_comm_ctas,
+        pace_gbps=launch.pace_gbps,
+        pace_latency_ns=launch.pace_latency_ns,
+        **{name: value for name, value in typed.items() if value is not None},
+    )
+
+
+class CudaSession:
+    """Routing, memory, oracle and timer of all ranks, for the life of a point."""
+
+    def __init__(self, config: Config, memory: Memory) -> None:
+        """Draw the routing and reserve memory; raises what `draw` and `DeviceGroup` raise."""
+        self.config = config
+        self.routing = routing_of(config)
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        self.group = DeviceGroup(
+            plan_settings(config),
+            shape_of(config, self.routing, memory),
+            knobs_of(config),
+            watchdog_s=config.launch.watchdog_ms / 1e3,
+            device=self.device,
+        )
+        self.group.set_routing(self.routing)
+        self.ranks: Sequence[int] = self.group.ranks
+        self._oracles: dict[int, DeviceOracle] = {}
+        stream = torch.cuda.current_stream()
+        flush = L2Flush(stream) if config.measure.l2 is L2.cold else None
+        self.timer = DeviceTimer(CudaStream(stream), flush=flush)
+
+    def oracle(self, rank: int) -> DeviceOracle:
+        """The oracle of a rank, made when it is first asked."""
+        if rank not in self._oracles:
+            self._oracles[rank] = DeviceOracle(self.routing, rank=rank, device=self.device)
+        return self._oracles[rank]
+
+    def clock_watch(self) -> ClockWatch:
+        """Watches the clocks of this device."""
+        return ClockWatch(str(torch.cuda.get_device_properties(self.device).uuid))
+
+    def fill_rows_to_send(self, launch: int) -> None:
+        """Input rows of a launch, on every rank."""
+        for rank in self.ranks:
+            tokens = torch.arange(len(self.routing.topk_idx[rank]), device=self.device)
+            fill_rows(self.group.tensor(rank, Slot.x), launch, rank, tokens)
+
+    def exchange_homes(self) -> None:
+        """Dispatch rows without payload: afterwards every receive row knows its way home."""
+        assert self.group.shape.dispatch_hidden == 0
+        self.group.open(exchange=True)
+        self.group.dispatch()
+        self.group.synchronize()
+
+    def fill_received(self, launch: int) -> None:
+        """Rows as an expert would have made them, told by home and slot, on every rank."""
+        for rank in self.ranks:
+            _, held = self.group.plans[rank].layout.held_rows()
+            rows = torch.from_numpy(held).to(self.device)
+            homes = self.group.tensor(rank, Slot.row_home)[rows]
+            fill_rows(
+                self.group.tensor(rank, Slot.y),
+                launch,
+                homes >> (TOKEN_BITS + SLOT_BITS),
+                (homes >> SLOT_BITS) & ((1 << TOKEN_BITS) - 1),
+                slot=homes & ((1 << SLOT_BITS) - 1),
+                row_idx=rows,
+            )
+
+    def time(self, parts: Sequence[Part], *, whole: bool) -> Components:
+        """Run and time the parts `plan` and `stage` of one launch.
+
+        `whole`: it is an operation of its own, plan included; else only the stage counts. Raises
+        WatchdogTimeout for a wait that reached its limit.
+        """
+        if self.config.measure.regime is Regime.chained:
+            chain = self.timer.measure_chained(parts, _CHAIN_LENGTH)
+            self.group.check()
+            if chain.host_bound:
+                raise RuntimeError(
+                    "measure.regime=chained: the host enqueues launches slower than this GPU runs "
+                    f"them, {chain.period_ns} ns each; type measure.regime=isolated, or more tokens"
+                )
+            return {"e2e" if whole else "stage": (chain.start_ns, chain.period_ns)}
+        windows = self.timer.measure(parts)
+        self.group.check()
+        start_ns, plan_ns, stage_ns = windows["start_ns"], windows["plan"], windows["stage"]
+        if not whole:
+            return {"stage": (start_ns, stage_ns)}
+        return {"e2e": (start_ns, plan_ns + stage_ns), "plan": (start_ns, plan_ns)}
+
+    def counts(self, rank: int) -> dict[str, int]:
+        """What plan and routing say of one rank."""
+        between = np.stack(
+            [count_rows(ids, self.group.settings.num_experts) for ids in self.routing.topk_idx]
+        )
+        return counts_of(
+            self.config,
+            self.routing,
+            between,
+            self.group.plans[rank],
+            heap_bytes=self.group.heap.rank_bytes,
+        )

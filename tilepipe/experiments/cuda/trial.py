@@ -1,0 +1,112 @@
+"""Gate, time, gate again on the cuda executor: the same for every operation.
+
+Knows nothing of what an operation does; see `CudaTrial` for what it must offer.
+"""
+
+from functools import partial
+from typing import Protocol
+
+from tilepipe.config.schemas import Config
+from tilepipe.experiments.cuda.session import CudaSession
+from tilepipe.experiments.setting import GATE_LAUNCH, Components, Memory
+from tilepipe.measure.clocks import ClockWatch
+from tilepipe.measure.contenders import run_interleaved
+from tilepipe.measure.ranges import ranges
+from tilepipe.records import Clocks, RankRecord, Sample, Verdict
+
+__all__ = ["CudaTrial", "measure"]
+
+
+class CudaTrial(Protocol):
+    """One operation on all ranks of this process."""
+
+    session: CudaSession
+
+    def __init__(self, session: CudaSession) -> None: ...
+
+    @staticmethod
+    def memory(config: Config) -> Memory:
+        """What the operation stores at its peers."""
+
+    @property
+    def contenders(self) -> tuple[str, ...]:
+        """Names of what is timed, interleaved."""
+
+    @property
+    def checked(self) -> tuple[str, ...]:
+        """Contenders whose outputs the oracle knows."""
+
+    def prepare(self, contender: str, launch: int) -> None:
+        """Write the inputs of a launch on all ranks; outside every window."""
+
+    def poison(self, contender: str) -> None:
+        """Overwrite all that the contender will write."""
+
+    def run(self, contender: str) -> None:
+        """Launch once; does not wait."""
+
+    def time(self, contender: str) -> Components:
+        """Launch and return the windows."""
+
+    def check(self, contender: str, rank: int, launch: int, stage: str) -> list[Verdict]:
+        """Compare what the latest run of the contender, of that launch, has left on a rank."""
+
+
+def measure(trial: CudaTrial) -> tuple[RankRecord, ...]:
+    """Compare poisoned outputs, time, and compare what the last timed launches left.
+
+    With a failed gate on any rank no rank takes a sample. All ranks share one launch, so they share
+    its samples.
+    """
+    session = trial.session
+    verdicts: dict[int, list[Verdict]] = {rank: [] for rank in session.ranks}
+    for contender in trial.checked:
+        trial.prepare(contender, GATE_LAUNCH)
+        trial.poison(contender)
+        trial.run(contender)
+        session.group.synchronize()
+        for rank in session.ranks:
+            verdicts[rank] += trial.check(contender, rank, GATE_LAUNCH, "before")
+    samples: tuple[Sample, ...] = ()
+    clocks: Clocks | None = None
+    if all(verdict.passed for found in verdicts.values() for verdict in found):
+        samples, clocks, last_launch = _time(trial)
+        for contender in trial.checked:
+            for rank in session.ranks:
+                launch = last_launch[contender]
+                verdicts[rank] += trial.check(contender, rank, launch, "after")
+    return tuple(
+        RankRecord(
+            rank=rank,
+            samples=samples,
+            verdicts=tuple(verdicts[rank]),
+            counts=session.counts(rank),
+            clocks=clocks,
+        )
+        for rank in session.ranks
+    )
+
+
+def _time(trial: CudaTrial) -> tuple[tuple[Sample, ...], Clocks | None, dict[str, int]]:
+    session, settings = trial.session, trial.session.config.measure
+    last_launch: dict[str, int] = {}
+    annotate = ranges(wanted=session.config.launch.wrap is not None)
+
+    def timed(contender: str, number: int) -> Components:
+        last_launch[contender] = launch = GATE_LAUNCH + 1 + number
+        session.group.refresh_plan()
+        trial.prepare(contender, launch)
+        with annotate(contender):
+            return trial.time(contender)
+
+    watch: ClockWatch = session.clock_watch()
+    with watch:
+        samples = run_interleaved(
+            {name: partial(timed, name) for name in trial.contenders},
+            num_warmups=settings.num_warmups,
+            num_iters=settings.num_iters,
+            barrier=lambda: None,  # one launch holds all ranks
+            max_iters=settings.max_iters,
+            interval=settings.interval,
+        )
+    return samples, watch.clocks, last_launch

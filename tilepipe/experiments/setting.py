@@ -1,0 +1,133 @@
+"""What a configuration means for plan, memory and figures, on every executor.
+
+Knows nothing of how an operation runs, of oracles, files and tables.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilepipe.config.choices import Operation
+from tilepipe.config.schemas import (
+    CombineKernel,
+    Config,
+    GemmCombineKernel,
+    GroupedGemmKernel,
+)
+from tilepipe.schedule.plan import RankPlan
+from tilepipe.schedule.settings import PlanSettings, num_chunks_of
+from tilepipe.schedule.shape import Shape
+from tilepipe.workload import shapes
+from tilepipe.workload.routing import Routing, draw
+
+__all__ = [
+    "GATE_LAUNCH",
+    "Components",
+    "Memory",
+    "counts_of",
+    "plan_settings",
+    "routing_of",
+    "shape_of",
+]
+
+# Payload number of the launches before timing; timed ones count on from it.
+GATE_LAUNCH = 1
+
+_BF16_BYTES = 2
+
+# Component of a launch -> (start_ns, duration_ns).
+Components = dict[str, tuple[int, int]]
+
+
+def plan_settings(config: Config) -> PlanSettings:
+    """The plan settings that a configuration asks for."""
+    kernel, workload = config.kernel, config.workload
+    gemm = shapes.gemm_shape(workload, config.operation)
+    num_n_tiles = -(-gemm.n // kernel.tile_n) if gemm else 1
+    num_chunks = num_n_tiles
+    if config.operation is Operation.gemm_combine:
+        num_chunks = num_chunks_of(workload.hidden * _BF16_BYTES, kernel.tile_n * _BF16_BYTES)
+    chosen: dict[str, Any] = {}
+    if not isinstance(kernel, GroupedGemmKernel):
+        chosen |= {"granularity": kernel.granularity, "order": kernel.order}
+    if isinstance(kernel, CombineKernel | GemmCombineKernel):
+        chosen |= {"home_granularity": kernel.home_granularity}
+    return PlanSettings(
+        num_ranks=config.launch.num_ranks,
+        num_experts=workload.num_experts,
+        num_topk=workload.num_topk,
+        tile_m=kernel.tile_m,
+        num_n_tiles=num_n_tiles,
+        num_chunks=num_chunks,
+        layout=kernel.layout,
+        seed=config.routing.seed,
+        **chosen,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """What an operation stores at its peers; 0 where it has no use for a part."""
+
+    dispatch_hidden: int = 0  # elements of a dispatched row
+    home_hidden: int = 0  # elements of a row that returns
+    spare: bool = False  # a second set, for communication that must not be read
+
+
+def routing_of(config: Config) -> Routing:
+    """The routing that a configuration asks for; raises what `draw` raises."""
+    return draw(
+        config.routing,
+        num_ranks=config.launch.num_ranks,
+        num_tokens=config.workload.num_tokens,
+        num_experts=config.workload.num_experts,
+        num_topk=config.workload.num_topk,
+    )
+
+
+def shape_of(config: Config, routing: Routing, memory: Memory) -> Shape:
+    """Sizes of the symmetric memory, equal on all ranks."""
+    kernel, tokens = config.kernel, [len(ids) for ids in routing.topk_idx]
+    return Shape(
+        max_tokens=max(tokens),
+        num_tokens=sum(tokens),
+        dispatch_hidden=memory.dispatch_hidden,
+        home_hidden=memory.home_hidden,
+        tile_n=kernel.tile_n,
+        capacity_factor=None if isinstance(kernel, GroupedGemmKernel) else kernel.capacity_factor,
+        spare=memory.spare,
+    )
+
+
+def counts_of(
+    config: Config,
+    routing: Routing,
+    rows_between: NDArray[np.int32],  # (num_ranks, num_experts): rows from source rank to expert
+    plan: RankPlan,
+    *,
+    heap_bytes: int,
+) -> dict[str, int]:
+    """What plan and routing say of one rank of a point; totals are over all ranks."""
+    row_bytes = shapes.row_bytes(config.workload)
+    rows = rows_between.sum(axis=0, dtype=np.int64)
+    num_ranks = len(rows_between)
+    counts = {
+        "num_tokens": len(routing.topk_idx[plan.rank]),
+        "sent_rows": plan.num_sent,
+        "recv_rows": plan.layout.num_rows,
+        "num_tiles": plan.layout.num_tiles,
+        "num_tickets": len(plan.tickets),
+        "heap_bytes": heap_bytes,
+        "all_rows": int(rows.sum()),
+        "max_expert_rows": int(rows.max(initial=0)),
+        "max_rank_rows": int(rows.reshape(num_ranks, -1).sum(axis=1).max()),
+        "logical_bytes": shapes.logical_bytes(routing, row_bytes=row_bytes).total_bytes,
+        "dedup_bytes": shapes.dedup_bytes(routing, row_bytes=row_bytes).total_bytes,
+        "wire_bytes": shapes.wire_bytes(routing, row_bytes=row_bytes).total_bytes,
+    }
+    shape = shapes.gemm_shape(config.workload, config.operation)
+    if shape is not None:
+        counts["flops"] = shapes.grouped_gemm_flops(int(rows.sum()), shape)
+    return counts
