@@ -756,10 +756,13 @@ def test_two_h200_are_told_with_their_links_and_what_auto_makes_of_them(seen):
         (
             "kernels",
             "missing",
-            "this version has none for GPUs: points for hardware=h200_x2 end unsupported",
+            "this version has dispatch and combine with kernel.copy=simt, for ranks that share one "
+            "GPU (launch.fabric=loopback); other points end unsupported",
         ),
     ]
-    assert facts[-1].next_step == "type hardware=cpu to run on the host executor here"
+    assert facts[-1].next_step == (
+        "type kernel=dispatch launch.fabric=loopback for these, hardware=cpu for the host executor"
+    )
 
 
 def test_gpus_that_cannot_store_to_each_other_are_missing(seen):

@@ -178,8 +178,17 @@ def faults_of_point(root):
     return [fault for fault in validate(root).faults if not fault.startswith("exp/summary")]
 
 
+CLOCKS = {
+    "sm_mhz": 1980,
+    "sm_mhz_min": 1965,
+    "sm_mhz_max": 1980,
+    "power_w_max": 412.5,
+    "temperature_c_max": 51,
+    "reasons": ["gpu_idle"],
+    "num_samples": 40,
+}
 DOCUMENT_FAULTS = {
-    "schema_version is 7, want 1": lambda d: d.update(schema_version=7),
+    f"schema_version is 7, want {SCHEMA_VERSION}": lambda d: d.update(schema_version=7),
     "key status is missing": lambda d: d.pop("status"),
     "key extra is unknown": lambda d: d.update(extra=1),
     "key reason is None, want str": lambda d: d.update(reason=None),
@@ -201,6 +210,20 @@ DOCUMENT_FAULTS = {
     "figure flops is 'many', want a finite number": lambda d: d["figures"].update(flops="many"),
     "ranks are [0, 0], want each once": lambda d: d["ranks"][1].update(rank=0),
     "count num_tokens is 1.5, want int": lambda d: d["ranks"][0]["counts"].update(num_tokens=1.5),
+    "rank 0: clocks is 7, want an object or null": lambda d: d["ranks"][0].update(clocks=7),
+    "rank 0: clocks key sm_mhz is 'fast', want int": lambda d: d["ranks"][0].update(
+        clocks={**CLOCKS, "sm_mhz": "fast"}
+    ),
+    "rank 1: clocks key power_w_max is nan, want a number": lambda d: d["ranks"][1].update(
+        clocks={**CLOCKS, "power_w_max": math.nan}
+    ),
+    "rank 1: clocks key reasons holds something else than words": lambda d: d["ranks"][1].update(
+        clocks={**CLOCKS, "reasons": [3]}
+    ),
+    "rank 1: clocks key fan is unknown": lambda d: d["ranks"][1].update(
+        clocks={**CLOCKS, "fan": 1}
+    ),
+    "ranks: key clocks is missing": lambda d: d["ranks"][0].pop("clocks"),
     "verdict max_error is None, want a number": lambda d: d["ranks"][0]["verdicts"][0].update(
         max_error=None
     ),

@@ -9,6 +9,7 @@ from typing import Any
 
 __all__ = [
     "BreakdownTerm",
+    "Clocks",
     "Interval",
     "Outcome",
     "Point",
@@ -78,6 +79,30 @@ class Verdict:
     detail: str  # empty when passed, else the first difference in words
 
 
+# Reasons for a clock that do not lower it below what the user or the load asks for.
+_HARMLESS_REASONS = frozenset(
+    ("applications_clocks_setting", "display_clocks_setting", "gpu_idle", "none")
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clocks:
+    """What a GPU did while a point was timed, sampled beside it."""
+
+    sm_mhz: int  # median of the samples
+    sm_mhz_min: int
+    sm_mhz_max: int
+    power_w_max: float
+    temperature_c_max: int
+    reasons: tuple[str, ...]  # why the clock was what it was, in words, sorted
+    num_samples: int
+
+    @property
+    def throttled(self) -> bool:
+        """Whether anything lowered the clock: power, heat, or another GPU it keeps pace with."""
+        return bool(set(self.reasons) - _HARMLESS_REASONS)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankRecord:
     """All that one rank hands back to the driver."""
@@ -86,6 +111,7 @@ class RankRecord:
     samples: tuple[Sample, ...]
     verdicts: tuple[Verdict, ...]
     counts: dict[str, int]  # recv_rows, num_tiles, num_tickets, wire_bytes and the like
+    clocks: Clocks | None = None  # of its GPU during the timed loop; None on the host
 
 
 @dataclass(frozen=True, kw_only=True)

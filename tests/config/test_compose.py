@@ -15,6 +15,7 @@ EXPERIMENTS = sorted(path.stem for path in (CONF_DIR / "experiment").glob("*.yam
 HARDWARE = sorted(path.stem for path in (CONF_DIR / "hardware").glob("*.yaml"))
 WORKLOADS = sorted(path.stem for path in (CONF_DIR / "workload").glob("*.yaml"))
 LAWS = sorted(path.stem for path in (CONF_DIR / "routing").glob("*.yaml"))
+CTAS = ["4", "8", "12", "16", "24", "36", "48"]
 TOKENS = ["2048", "4096", "8192", "16384"]
 TRACED = ("routing=trace", "routing.path=F", "workload=qwen15_moe", "launch.num_ranks=4")
 
@@ -53,9 +54,9 @@ def test_gpu_sweeps_are_those_of_the_reference(axes):
     }
 
     for name in ("dispatch", "combine"):
-        assert found[name]["kernel.copy"] == ["simt", "tma"]
-        assert found[name]["workload.num_tokens"] == TOKENS
-        assert found[name]["kernel.num_comm_ctas"] == ["8", "12", "16", "24", "36", "48"]
+        assert found[name]["kernel.copy"] == ["simt"]
+        assert found[name]["workload.num_tokens"] == ["4096"]
+        assert found[name]["kernel.num_comm_ctas"] == CTAS
     assert found["dispatch_gemm"]["workload.num_tokens"] == TOKENS
     assert found["dispatch_gemm"]["kernel.num_comm_ctas"] == ["8", "12", "16", "24", "36"]
     assert found["gemm_combine"]["workload.num_tokens"] == TOKENS
@@ -81,6 +82,24 @@ def test_ablations_hold_every_order_and_every_granularity(axes):
         assert grains["kernel.granularity"] == [grain.name for grain in Granularity]
 
 
+def test_dispatch_granularity_sweeps_batches_of_flags_where_there_are_any(axes):
+    on_host = axes("+experiment=dispatch_granularity", "hardware=cpu")
+    on_gpu = axes("+experiment=dispatch_granularity", "hardware=h200_x1")
+
+    assert on_gpu == {
+        "workload.num_tokens": ["4096"],
+        "kernel.num_comm_ctas": ["16"],
+        "kernel.granularity": ["tile", "token", "expert"],
+        "kernel.flag_batch": ["1", "4", "16"],
+    }
+    assert on_host == {
+        "workload.num_tokens": ["64", "256"],
+        "kernel.num_comm_ctas": ["null"],
+        "kernel.granularity": ["tile", "token", "expert"],
+        "kernel.flag_batch": ["null"],
+    }
+
+
 @pytest.mark.parametrize("experiment", ["dispatch", "combine", "grouped_gemm", "dispatch_gemm"])
 def test_a_trace_leaves_one_point_of_a_host_sweep(experiment, container, axes):
     words = (f"+experiment={experiment}", "hardware=cpu", *TRACED)
@@ -99,7 +118,7 @@ def test_a_trace_drops_only_the_token_axis_of_a_gpu_sweep(axes):
     sweep = axes(*words)
 
     assert sweep["workload.num_tokens"] == ["null"]
-    assert sweep["kernel.num_comm_ctas"] == ["8", "12", "16", "24", "36", "48"]
+    assert sweep["kernel.num_comm_ctas"] == CTAS
 
 
 def test_a_typed_token_count_caps_a_trace(container):

@@ -23,7 +23,16 @@ def test_names_and_limits_do_not_change_the_config_id(word, container):
 
 @pytest.mark.parametrize(
     "word",
-    ["kernel.order=random", "workload.num_tokens=33", "launch.num_ranks=2", "routing.seed=1"],
+    [
+        "kernel.order=random",
+        "workload.num_tokens=33",
+        "launch.num_ranks=2",
+        "launch.pace_gbps=50",
+        "launch.pace_latency_ns=500",
+        "measure.l2=warm",
+        "measure.regime=chained",
+        "routing.seed=1",
+    ],
 )
 def test_what_defines_a_measurement_changes_the_config_id(word, container):
     assert identity.config_id(container(word)) != identity.config_id(container())
@@ -66,7 +75,7 @@ def build_of(hardware):
 
 
 def test_sources_that_make_a_number_change_the_build_id(tmp_path, monkeypatch, container):
-    for package in ("host", "run", "launch", "results"):
+    for package in ("host", "kernels", "run", "launch", "results"):
         (tmp_path / package).mkdir()
         (tmp_path / package / "module.py").write_text("a = 1\n")
     for maker in identity._MAKERS:
@@ -76,13 +85,14 @@ def test_sources_that_make_a_number_change_the_build_id(tmp_path, monkeypatch, c
     hardware = container()["hardware"]
 
     ids = []
-    for package in (None, "run", "host"):
+    for package in (None, "run", "host", "kernels"):
         if package is not None:
             (tmp_path / package / "module.py").write_text("a = 2\n")
         identity._sources.cache_clear()
         ids.append(build_of(hardware))
 
     assert ids[0] == ids[1] != ids[2]
+    assert ids[3] not in ids[:3]
 
 
 def test_another_machine_changes_the_build_id(container, monkeypatch):

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tilepipe.config.checks import check_config
-from tilepipe.config.choices import Copy, Operation
+from tilepipe.config.choices import L2, Copy, Operation, Regime
 from tilepipe.config.schemas import DispatchGemmKernel, config_from_dict
 
 REFUSED = [
@@ -14,11 +14,21 @@ REFUSED = [
     ("kernel.tile_n=0", "kernel.tile_n=0: must be a multiple of 16 in 16..1024"),
     ("kernel.num_comm_ctas=0", "kernel.num_comm_ctas=0: must be 1 or more, auto, or null"),
     ("kernel.num_comm_ctas=many", "kernel.num_comm_ctas=many: must be 1 or more, auto, or null"),
+    ("kernel.num_comm_warps=33", "kernel.num_comm_warps=33: must be in 1..32, or null"),
+    ("kernel.num_loads=0", "kernel.num_loads=0: must be in 1..16, or null"),
+    ("kernel.num_loads=17", "kernel.num_loads=17: must be in 1..16, or null"),
+    ("kernel=combine kernel.flag_batch=0", "kernel.flag_batch=0: must be in 1..32, or null"),
     ("kernel.capacity_factor=0", "kernel.capacity_factor=0.0: must be above 0, or null"),
     ("workload.num_tokens=-1", "workload.num_tokens=-1: must be 0 or more"),
     ("workload.num_topk=0", "workload.num_topk=0: must be 1 or more"),
     ("routing.seed=-1", "routing.seed=-1: must be 0 or more"),
     ("measure.num_iters=0", "measure.num_iters=0: must be 1 or more"),
+    ("measure.interval=0", "measure.interval=0.0: must be above 0 and below 1, or null"),
+    ("measure.interval=1", "measure.interval=1.0: must be above 0 and below 1, or null"),
+    ("launch.pace_gbps=0", "launch.pace_gbps=0.0: must be above 0, or null"),
+    ("launch.pace_gbps=inf", "launch.pace_gbps=inf: must be a finite number"),
+    ("launch.pace_latency_ns=-1", "launch.pace_latency_ns=-1: must be in 0..1000000"),
+    ("launch.pace_latency_ns=1000001", "launch.pace_latency_ns=1000001: must be in 0..1000000"),
     ("launch.num_ranks=0", "launch.num_ranks=0: must be 1 or more"),
     ("launch.time_limit_s=0", "launch.time_limit_s=0.0: must be above 0"),
     ("routing=zipf routing.exponent=-1", "routing.exponent=-1.0: must be in 0..10"),
@@ -51,6 +61,62 @@ REFUSED = [
     ("workload.num_tokens=null", "workload.num_tokens=null: only routing=trace brings"),
     ("kernel.copy=tma", "kernel.copy=tma: the host executor has no copies; leave the key out"),
     ("kernel.num_comm_ctas=auto", "kernel.num_comm_ctas=auto: the host executor has no CTAs"),
+    ("kernel.num_comm_warps=8", "kernel.num_comm_warps=8: the host executor has no warps; leave"),
+    ("kernel.num_loads=4", "kernel.num_loads=4: the host executor has no loads in flight; leave"),
+    (
+        "kernel=combine kernel.flag_batch=2",
+        "kernel.flag_batch=2: the host executor has no release fences to share; leave the key out, "
+        "or choose hardware with a GPU",
+    ),
+    ("measure.l2=warm", "measure.l2=warm: the host executor has no L2 cache to flush; leave"),
+    (
+        "measure.regime=chained",
+        "measure.regime=chained: the host executor has isolated launches only; leave the key out",
+    ),
+    (
+        "launch.pace_gbps=50",
+        "launch.pace_gbps=50.0: only ranks that share a GPU are throttled; type "
+        "launch.fabric=loopback too",
+    ),
+    (
+        "hardware=h200_x8 launch.pace_latency_ns=7",
+        "launch.pace_latency_ns=7: only ranks that share a GPU are throttled; type "
+        "launch.fabric=loopback too",
+    ),
+    (
+        "measure.max_iters=99",
+        "measure.max_iters=99: needs measure.interval; type both, or both as null",
+    ),
+    (
+        "hardware=h200_x1 measure.max_iters=null",
+        "measure.interval=0.01: needs measure.max_iters; type both, or both as null",
+    ),
+    (
+        "hardware=h200_x1 measure.num_iters=201",
+        "measure.max_iters=200: must be at least measure.num_iters=201; raise it, or type null",
+    ),
+    (
+        "hardware=h200_x1 measure.regime=chained",
+        "measure.regime=chained: measure.l2=cold would flush inside the period; type "
+        "measure.l2=warm too",
+    ),
+    (
+        "hardware=h200_x1 measure.l2=null",
+        "measure.l2=null: null is for the host executor; type cold or warm",
+    ),
+    (
+        "hardware=h200_x1 kernel.flag_batch=null",
+        "kernel.flag_batch=null: null is for the host executor; leave the key out, or type "
+        "hardware=cpu",
+    ),
+    (
+        "hardware=h200_x1 kernel.num_loads=null",
+        "kernel.num_loads=null: null is for the host executor; leave the key out",
+    ),
+    (
+        "hardware=h200_x1 launch.num_ranks=16 workload.num_experts=16",
+        "launch.num_ranks=16: launch.fabric=loopback takes 1..8: its ranks share one GPU",
+    ),
     ("launch.fabric=nvshmem", "launch.fabric=nvshmem: hardware=cpu has no GPU; use host"),
     ("hardware=h200_x2 launch.fabric=host", "launch.fabric=host: hardware=h200_x2 has GPUs"),
 ]
@@ -82,9 +148,44 @@ def test_rebuilding_keeps_every_value_and_changes_nothing_it_was_given(container
     config = config_from_dict(plain)
 
     assert plain == before
-    assert config.kernel == DispatchGemmKernel(copy=Copy.tma, num_comm_ctas=12)
+    assert config.kernel == DispatchGemmKernel(
+        copy=Copy.tma, num_comm_ctas=12, num_comm_warps=16, num_loads=14, flag_batch=4
+    )
     assert config.routing.hot_share == 0.5
     assert config.hardware.link_gbps == 450.0
+
+
+ACCEPTED = [
+    "launch.pace_gbps=50 launch.pace_latency_ns=1000000 launch.num_ranks=8",
+    "measure.regime=chained measure.l2=warm",
+    "measure.max_iters=null measure.interval=null measure.num_iters=500",
+    "measure.num_iters=200",  # as many as measure.max_iters
+    "kernel.num_comm_warps=32 kernel.num_loads=16 kernel.flag_batch=32",
+    "kernel.copy=tma kernel.num_loads=null",
+    "kernel.copy=tma kernel.num_loads=4",  # without effect, and no mistake: an axis of a sweep
+    "launch.wrap=inline launch.num_ranks=8",  # ranks that share a GPU share a process
+    "kernel=grouped_gemm",
+]
+
+
+@pytest.mark.parametrize("words", ACCEPTED)
+def test_what_a_gpu_makes_possible_is_accepted(words, container):
+    kernel = [] if "kernel=" in words else ["kernel=combine"]
+
+    check_config(config_from_dict(container("hardware=h200_x1", *kernel, *words.split())))
+
+
+@pytest.mark.parametrize("measure", ["default", "short", "quick"])
+def test_how_launches_are_timed_follows_the_device(measure, container):
+    on_gpu = config_from_dict(container("hardware=h200_x1", f"measure={measure}")).measure
+    on_host = config_from_dict(container("hardware=cpu", f"measure={measure}")).measure
+
+    assert (on_gpu.l2, on_gpu.regime) == (L2.cold, Regime.isolated)
+    assert (on_host.l2, on_host.regime) == (None, Regime.isolated)
+    assert on_gpu.num_iters == on_host.num_iters
+    bounds = (200, 0.01) if measure == "default" else (None, None)
+    assert (on_gpu.max_iters, on_gpu.interval) == bounds
+    assert (on_host.max_iters, on_host.interval) == (None, None)
 
 
 def test_a_dataclass_refuses_another_operation_than_its_own():

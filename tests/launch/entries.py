@@ -5,10 +5,11 @@ import os
 import signal
 import sys
 import time
+import types
 from pathlib import Path
 
 from tilepipe.fabric.watch import PeerAborted, WatchdogTimeout
-from tilepipe.launch.worker import Job, at_job_boundary
+from tilepipe.launch.worker import Job, Records, at_job_boundary, run_point
 from tilepipe.records import RankRecord
 
 
@@ -16,40 +17,40 @@ def _record(rank: int) -> RankRecord:
     return RankRecord(rank=rank, samples=(), verdicts=(), counts={"num_tokens": 10 + rank})
 
 
-def _on_rank_one(job: Job, act) -> RankRecord:
-    def body(job: Job, rank: int) -> RankRecord:
+def _on_rank_one(job: Job, act) -> Records:
+    def body(job: Job, rank: int) -> Records:
         if rank == 1:
             act()
         else:
             time.sleep(job.get("others_wait_s", 0.0))
-        return _record(rank)
+        return (_record(rank),)
 
     return at_job_boundary(job, body)
 
 
-def returns(job: Job) -> RankRecord:
+def returns(job: Job) -> Records:
     sys.stdout.write("a word from the rank\n")
     return _on_rank_one(job, lambda: None)
 
 
-def raises_what_a_user_typed(job: Job) -> RankRecord:
+def raises_what_a_user_typed(job: Job) -> Records:
     def act():
         raise ValueError("workload.num_topk=8: the trace has 4; type workload.num_topk=4")
 
     return _on_rank_one(job, act)
 
 
-def raises(job: Job) -> RankRecord:
+def raises(job: Job) -> Records:
     def act():
         return [][3]
 
     return _on_rank_one(job, act)
 
 
-def follows_another(job: Job) -> RankRecord:
+def follows_another(job: Job) -> Records:
     """Rank 0 notices first that rank 1 gave up, and ends first."""
 
-    def body(job: Job, rank: int) -> RankRecord:
+    def body(job: Job, rank: int) -> Records:
         if rank == 0:
             raise PeerAborted("rank 0 stopped because rank 1 gave up")
         raise WatchdogTimeout("rank 1 waited 1 s: role gate")
@@ -57,33 +58,76 @@ def follows_another(job: Job) -> RankRecord:
     return at_job_boundary(job, body)
 
 
-def out_of_memory(job: Job) -> RankRecord:
+def out_of_memory(job: Job) -> Records:
     def act():
         raise MemoryError("Unable to allocate 9 TiB")
 
     return _on_rank_one(job, act)
 
 
-def dies_by_segv(job: Job) -> RankRecord:
+class OutOfMemoryError(RuntimeError):
+    """Named as torch names what a GPU has no room for."""
+
+
+class CompileError(Exception):
+    """Named as the kernels name what does not compile."""
+
+
+def out_of_gpu_memory(job: Job) -> Records:
+    def act():
+        raise OutOfMemoryError("CUDA out of memory. Tried to allocate 9 TiB")
+
+    return _on_rank_one(job, act)
+
+
+def does_not_compile(job: Job) -> Records:
+    def act():
+        raise CompileError("dispatch: ptxas found\nno registers")
+
+    return _on_rank_one(job, act)
+
+
+def on_one_gpu(job: Job) -> Records:
+    """The entry itself, with a stand-in for the cuda executor."""
+    stand_in = types.ModuleType("tilepipe.experiments.cuda.entry")
+    stand_in.run_ranks = _all_ranks_last_first
+    sys.modules[stand_in.__name__] = stand_in
+    return at_job_boundary(job, run_point)
+
+
+def _all_ranks_last_first(config) -> Records:
+    counts = {"pid": os.getpid(), "env_rank": int(os.environ["RANK"])}
+    ranks = range(config.launch.num_ranks)
+    return tuple(
+        RankRecord(rank=rank, samples=(), verdicts=(), counts=counts) for rank in reversed(ranks)
+    )
+
+
+def describes_its_experts(config: dict) -> int:
+    """In place of worker.describe, in a process of its own."""
+    return config["workload"]["num_experts"] << 20
+
+
+def dies_by_segv(job: Job) -> Records:
     return _on_rank_one(job, lambda: ctypes.string_at(0))
 
 
-def killed(job: Job) -> RankRecord:
+def killed(job: Job) -> Records:
     return _on_rank_one(job, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
-def exits(job: Job) -> RankRecord:
+def exits(job: Job) -> Records:
     return _on_rank_one(job, lambda: os._exit(7))
 
 
-def hangs(job: Job) -> RankRecord:
+def hangs(job: Job) -> Records:
     return _on_rank_one(job, lambda: time.sleep(600))
 
 
-def writes_its_pid_and_hangs(job: Job) -> RankRecord:
-    def body(job: Job, rank: int) -> RankRecord:
+def writes_its_pid_and_hangs(job: Job) -> Records:
+    def body(job: Job, rank: int) -> Records:
         Path(job["log_dir"], f"pid-{rank}").write_text(str(os.getpid()))
         time.sleep(600)
-        return _record(rank)
+        return (_record(rank),)
 
     return at_job_boundary(job, body)

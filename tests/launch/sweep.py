@@ -11,8 +11,7 @@ from pathlib import Path
 
 from tests.launch.points import compose_point
 from tilepipe.launch.driver import run_points
-from tilepipe.launch.worker import Job, at_job_boundary, run_point
-from tilepipe.records import RankRecord
+from tilepipe.launch.worker import Job, Records, at_job_boundary, run_point
 
 NUM_POINTS = 12
 BASE = ("workload=tiny", "measure=quick", "launch.num_ranks=2", "launch.time_limit_s=4")
@@ -49,8 +48,8 @@ STATUSES = {
 }
 
 
-def entry(job: Job) -> RankRecord:
-    def body(job: Job, rank: int) -> RankRecord:
+def entry(job: Job) -> Records:
+    def body(job: Job, rank: int) -> Records:
         tokens = job["config"]["workload"]["num_tokens"]
         if rank == 0:
             with ran_file(Path(job["spill_dir"])).open("a") as ran:

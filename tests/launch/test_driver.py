@@ -6,6 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tilepipe import validate
+from tilepipe.config import detect
 from tilepipe.launch import driver
 from tilepipe.launch.driver import run_points
 from tilepipe.launch.ranks import RanksFailed
@@ -61,17 +62,92 @@ def test_a_wrong_value_is_a_row_with_one_sentence_and_the_other_points_run(
     assert "\n" not in reasons["runtime_error"]
 
 
-def test_points_for_a_gpu_end_unsupported_and_that_is_no_error(point, tmp_path):
-    code = run_points([point(*TINY[:2], "hardware=h200_x8")], results_dir=tmp_path)
+NO_GPU_HERE = "type hardware=cpu to run it on the host executor"
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "reason"),
+    [
+        (
+            ("hardware=h200_x8",),
+            "unsupported",
+            "dispatch_gemm on hardware=h200_x8: this version has GPU kernels for dispatch and "
+            "combine only; type kernel=dispatch, or hardware=cpu to run it on the host executor",
+        ),
+        (
+            ("hardware=h200_x1", "kernel=grouped_gemm"),
+            "unsupported",
+            "grouped_gemm on hardware=h200_x1: this version has GPU kernels for dispatch and "
+            "combine only; type kernel=dispatch, or hardware=cpu to run it on the host executor",
+        ),
+        (
+            ("hardware=h200_x1", "kernel=dispatch", "kernel.copy=tma"),
+            "unsupported",
+            "kernel.copy=tma: this version has no such kernel; type kernel.copy=simt",
+        ),
+        (
+            ("hardware=h200_x2", "kernel=combine"),
+            "unsupported",
+            "launch.fabric=nvshmem: this version moves no rows between GPUs; type "
+            "launch.fabric=loopback to let the ranks share one GPU, or hardware=cpu to run it on "
+            "the host executor",
+        ),
+        (
+            ("hardware=h200_x1", "kernel=combine"),
+            "skipped",
+            f"hardware=h200_x1 needs 1 GPU and this machine shows 0; {NO_GPU_HERE}",
+        ),
+        (
+            ("hardware=h200_x4", "kernel=dispatch", "launch.fabric=loopback"),
+            "skipped",
+            f"hardware=h200_x4 needs 4 GPUs and this machine shows 0; {NO_GPU_HERE}",
+        ),
+    ],
+)
+def test_points_without_code_or_hardware_end_with_the_next_step_and_that_is_no_error(
+    point, tmp_path, monkeypatch, words, status, reason
+):
+    monkeypatch.setattr(detect, "gpu_names", lambda: ())
+
+    code = run_points([point(*TINY[:2], *words)], results_dir=tmp_path)
 
     assert code == 0
+    assert rows(tmp_path) == {(status, reason)}
+    assert validate.main([str(tmp_path)]) == 0
+
+
+def test_what_is_refused_is_not_skipped_for_want_of_hardware(point, tmp_path):
+    words = ("hardware=h200_x1", "kernel=dispatch", "launch.num_ranks=9", "workload.num_experts=9")
+
+    code = run_points([point(*TINY[:2], *words)], results_dir=tmp_path)
+
+    assert code == 1
     assert rows(tmp_path) == {
         (
-            "unsupported",
-            "dispatch_gemm on hardware=h200_x8: this version has no GPU kernels; type hardware=cpu "
-            "to run it on the host executor",
+            "runtime_error",
+            "launch.num_ranks=9: launch.fabric=loopback takes 1..8: its ranks share one GPU",
         )
     }
+
+
+def test_a_point_runs_where_as_many_gpus_are_seen_as_its_hardware_names(
+    point, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(detect, "gpu_names", lambda: ("NVIDIA H200",))
+    started = []
+
+    def start(at, **kwargs):
+        started.append(at.executor)
+        raise RanksFailed(Status.compile_error, "dispatch: no registers", "")
+
+    monkeypatch.setattr(driver, "start_ranks", start)
+
+    code = run_points(
+        [point(*TINY[:2], "hardware=h200_x1", "kernel=dispatch")], results_dir=tmp_path
+    )
+
+    assert (code, started) == (1, ["cuda"])
+    assert rows(tmp_path) == {("compile_error", "dispatch: no registers")}
 
 
 def fake_record(rank, *, passed):
@@ -195,3 +271,14 @@ def test_a_point_run_again_keeps_the_folder_of_the_first_run(point, tmp_path):
     folders = sorted(path.name for path in (tmp_path / "tiny").iterdir() if path.is_dir())
     assert len(folders) == 2
     assert folders[1] == f"{folders[0]}.1"
+
+
+def test_iterations_end_at_the_limit_where_no_interval_is_ever_narrow_enough(point, tmp_path):
+    words = ("measure.num_iters=6", "measure.max_iters=9", "measure.interval=1e-9")
+
+    code = run_points([point(*TINY, "kernel=dispatch", *words)], results_dir=tmp_path)
+
+    assert code == 0
+    (samples,) = tmp_path.glob("tiny/*/samples.parquet")
+    iterations = pq.read_table(samples).column("iteration").to_pylist()
+    assert sorted(set(iterations)) == list(range(9))

@@ -33,6 +33,17 @@ def test_records_come_back_by_rank_and_every_rank_leaves_one_log(point, log_dir)
     assert "a word from the rank" in (log_dir / "rank1.log").read_text()
 
 
+def test_ranks_that_share_a_gpu_share_a_process_and_come_back_by_rank(point, log_dir):
+    shared = point("hardware=h200_x1", "kernel=dispatch", "launch.num_ranks=4")
+
+    records = start_ranks(shared, log_dir=log_dir, spill_dir=log_dir, entry=entries.on_one_gpu)
+
+    assert [record.rank for record in records] == [0, 1, 2, 3]
+    assert len({record.counts["pid"] for record in records}) == 1
+    assert {record.counts["env_rank"] for record in records} == {0}
+    assert [path.name for path in log_dir.iterdir()] == ["rank0.log"]
+
+
 @pytest.mark.parametrize(
     ("entry", "status", "reason"),
     [
@@ -44,6 +55,16 @@ def test_records_come_back_by_rank_and_every_rank_leaves_one_log(point, log_dir)
         (entries.raises, Status.runtime_error, "rank 1: IndexError: list index out of range"),
         (entries.follows_another, Status.timeout, "rank 1 waited 1 s: role gate"),
         (entries.out_of_memory, Status.oom, "rank 1: MemoryError: Unable to allocate 9 TiB"),
+        (
+            entries.out_of_gpu_memory,
+            Status.oom,
+            "rank 1: OutOfMemoryError: CUDA out of memory. Tried to allocate 9 TiB",
+        ),
+        (
+            entries.does_not_compile,
+            Status.compile_error,
+            "rank 1: CompileError: dispatch: ptxas found no registers",
+        ),
         (entries.dies_by_segv, Status.runtime_error, "rank 1 died by SIGSEGV; see its log"),
         (
             entries.killed,

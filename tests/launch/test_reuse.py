@@ -1,17 +1,22 @@
 """Which points are run again, in which order, and what is said about those that look alike."""
 
+import sys
+import types
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tilepipe.config.choices import Resume
-from tilepipe.launch import driver
+from tests.launch import entries
+from tilepipe.config import detect
+from tilepipe.config.choices import L2, Resume
+from tilepipe.config.schemas import Measure
+from tilepipe.launch import driver, dry, screen, worker, wrapped
 from tilepipe.launch.driver import run_points
 from tilepipe.launch.ranks import RanksFailed
 from tilepipe.launch.reuse import in_order, reusable, stale_because
-from tilepipe.records import Status
+from tilepipe.records import RankRecord, Status, Verdict
 
 TINY = ("workload=tiny", "measure=quick", "launch.num_ranks=2")
 
@@ -121,12 +126,20 @@ def test_a_value_that_is_refused_is_an_error_even_where_a_result_is_there(point,
     assert len(runs) == 1
 
 
-def test_a_dry_run_lists_points_with_their_memory_and_starts_nothing(point, tmp_path, runs, capsys):
+def screen_width(monkeypatch, columns):
+    """So wide that no sentence of a table wraps."""
+    monkeypatch.setattr(screen, "_PIPED_WIDTH", columns)
+
+
+def test_a_dry_run_lists_points_with_their_memory_and_starts_nothing(
+    point, tmp_path, runs, capsys, monkeypatch
+):
     points = [
         point(*TINY, "dry_run=true"),
         point(*TINY, "dry_run=true", "kernel=combine", "workload.num_tokens=4000"),
         point("hardware=h200_x8", "dry_run=true"),
     ]
+    screen_width(monkeypatch, 400)
 
     code = run_points(points, results_dir=tmp_path)
 
@@ -134,7 +147,7 @@ def test_a_dry_run_lists_points_with_their_memory_and_starts_nothing(point, tmp_
     assert code == 0
     assert runs == []
     assert "3 points, nothing is run" in out
-    assert "unsupported: no GPU kernels in this version" in out
+    assert "unsupported: dispatch_gemm on hardware=h200_x8: this version has GPU kernels" in out
     # 8000 tokens x topk 2, 8 experts of 2 ranks: recv rows 16000 + 4 x 127 gaps, 24 B each
     # (home and flag words), and 8000 home rows of 128 B.
     sizes = [
@@ -150,6 +163,22 @@ def _num(word):
     except ValueError:
         return False
     return True
+
+
+def test_a_dry_run_says_what_would_be_skipped_and_the_memory_it_would_need(
+    point, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(detect, "gpu_names", lambda: ())
+    monkeypatch.setattr(dry, "describe", entries.describes_its_experts)
+    screen_width(monkeypatch, 400)
+    words = ("hardware=h200_x1", "kernel=dispatch", "dry_run=true")
+
+    code = run_points([point(*TINY[:2], *words)], results_dir=tmp_path)
+
+    out = capsys.readouterr().out
+    assert code == 0
+    assert "skipped: hardware=h200_x1 needs 1 GPU and this machine shows 0; type hardware=" in out
+    assert " 8.0 " in out
 
 
 def test_a_dry_run_with_a_wrong_value_says_it_and_fails(point, tmp_path, capsys):
@@ -209,7 +238,7 @@ def test_a_wrapped_point_runs_once_under_the_tool_and_leaves_no_time(point, tmp_
     [
         ("/no/such/tool {rank}", "/no/such/tool was not found; install it or name its path"),
         ("echo {node}", "KeyError('node'); quote it for a shell, with {dir} and {rank} only"),
-        ("false", "rank 0 exited with code 1; see its log"),
+        ("false", " exited with code 1; see its log"),
         ("true", "launch.wrap: the tool ended without running every rank; see "),
     ],
 )
@@ -225,6 +254,75 @@ def test_inline_runs_the_point_in_this_process(point, tmp_path):
 
     assert run_points([point(*words)], results_dir=tmp_path) == 0
     assert not list(Path(tmp_path).glob("tiny/*"))
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """A stand-in for the cuda executor, on a machine with one GPU; keeps what it is given."""
+    given = []
+    stand_in = types.ModuleType("tilepipe.experiments.cuda.entry")
+
+    def run_ranks(config):
+        given.append(config)
+        verdict = Verdict(
+            contender="dispatch",
+            stage="before",
+            passed=config.workload.num_tokens != 13,
+            num_values=1,
+            num_wrong=int(config.workload.num_tokens == 13),
+            max_error=0.0,
+            detail="",
+        )
+        bare = {"samples": (), "counts": {}}
+        return tuple(
+            RankRecord(rank=rank, verdicts=(verdict,) if rank else (), **bare)
+            for rank in range(config.launch.num_ranks)
+        )
+
+    stand_in.run_ranks = run_ranks
+    stand_in.symmetric_bytes_of = lambda config: config.workload.num_tokens * 1000
+    monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
+    monkeypatch.setattr(detect, "gpu_names", lambda: ("NVIDIA H200",))
+    return given
+
+
+@pytest.mark.parametrize(("tokens", "ends"), [(12, 0), (13, 1)])
+def test_all_ranks_of_one_gpu_run_inline_once_whatever_was_typed_of_iterations(
+    point, tmp_path, on_gpu, tokens, ends
+):
+    words = ("workload=tiny", "hardware=h200_x1", "kernel=dispatch", "launch.num_ranks=2")
+    words += ("launch.wrap=inline", f"workload.num_tokens={tokens}", "measure.l2=warm")
+
+    code = run_points([point(*words)], results_dir=tmp_path)
+
+    (config,) = on_gpu
+    assert code == ends
+    assert config.launch.num_ranks == 2
+    assert config.measure == Measure(num_warmups=0, num_iters=1, l2=L2.warm)
+
+
+@pytest.mark.parametrize(("num_passed", "ends"), [(1, 0), (0, 1)])
+def test_under_a_tool_all_ranks_of_one_gpu_are_one_process(
+    point, tmp_path, monkeypatch, num_passed, ends
+):
+    monkeypatch.setattr(detect, "gpu_names", lambda: ("NVIDIA H200",))
+
+    def start(at, *, log_dir, command):
+        for rank in range(num_passed):
+            (log_dir.parent / f"passed-{rank}").write_text("True")
+
+    monkeypatch.setattr(wrapped, "start_wrapped_ranks", start)
+    words = ("workload=tiny", "hardware=h200_x1", "kernel=dispatch", "launch.num_ranks=4")
+
+    assert run_points([point(*words, "launch.wrap='true'")], results_dir=tmp_path) == ends
+
+
+def test_the_memory_of_a_point_is_asked_of_its_executor(point, on_gpu):
+    words = ("workload=tiny", "kernel=dispatch", "workload.num_tokens=24", "launch.num_ranks=2")
+    on_host = worker.describe(point(*words).config)
+
+    assert worker.describe(point(*words, "hardware=h200_x1").config) == 24_000
+    assert on_host not in (0, 24_000)
 
 
 def test_inline_with_two_ranks_is_refused(point, tmp_path, capsys):

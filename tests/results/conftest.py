@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from tilepipe.records import (
     BreakdownTerm,
+    Clocks,
     Interval,
     Outcome,
     Point,
@@ -145,6 +146,18 @@ def _verdicts(num_wrong):
     )
 
 
+CLOCKS = st.builds(
+    Clocks,
+    **dict.fromkeys(("sm_mhz", "sm_mhz_min", "sm_mhz_max"), st.integers(0, 10_000)),
+    power_w_max=st.floats(0, 2_000),
+    temperature_c_max=st.integers(-50, 150),
+    reasons=st.lists(st.sampled_from(["gpu_idle", "sw_power_cap", "other"]), unique=True).map(
+        lambda words: tuple(sorted(words))
+    ),
+    num_samples=st.integers(1, 10_000),
+)
+
+
 @st.composite
 def _outcomes(draw):
     """Any outcome that may be stored: ok with times, or another status without."""
@@ -172,6 +185,7 @@ def _outcomes(draw):
             else (),
             verdicts=tuple(draw(st.lists(verdict, min_size=1, max_size=2))),
             counts=draw(st.dictionaries(TEXT, INT64, max_size=3)),
+            clocks=draw(st.none() | CLOCKS),
         )
         for rank in range(num_ranks)
     )

@@ -17,12 +17,12 @@ COUNTS = {
 }
 
 
-def point(operation):
+def point(operation, executor="host", **config):
     return Point(
         name="exp",
         operation=operation,
-        executor="host",
-        config={"workload": {"num_experts": 8}},
+        executor=executor,
+        config={"workload": {"num_experts": 8}, **config},
         choices={},
         overrides=(),
         config_id="c0ffee",
@@ -148,6 +148,114 @@ def test_communication_alone_has_rates_and_no_breakdown():
 
     assert terms == ()
     assert figures["combine/logical_gbps"] == pytest.approx(1.0)
+
+
+def on_gpu(operation, fabric, *, num_comm_ctas=4, link_gbps=450.0, hbm_gbps=4800.0):
+    return point(
+        operation,
+        executor="cuda",
+        kernel={"num_comm_ctas": num_comm_ctas},
+        launch={"fabric": fabric},
+        hardware={"link_gbps": link_gbps, "hbm_gbps": hbm_gbps},
+    )
+
+
+# COUNTS: 16 rows of 500 000 bytes; two ranks of 4 tokens.
+COMBINE = {
+    ("combine", "e2e"): (0.0250, 0.0225),
+    ("combine", "plan"): (0.0025, 0.005),
+    ("push", "e2e"): (0.0120, 0.0125),
+    ("push", "plan"): (0.0025, 0.0025),
+    ("reduce", "stage"): (0.0075, 0.0070),
+}
+
+
+def test_dispatch_on_one_gpu_by_hand():
+    times = {("dispatch", "e2e"): (0.012, 0.0125), ("dispatch", "plan"): (0.0025, 0.0025)}
+
+    _, figures = account(on_gpu("dispatch", "loopback"), records(times))
+
+    # Per rank 4 MB, 3 MB and 2 MB in 10 us; both ranks together read and write 16 MB.
+    assert {key: value for key, value in figures.items() if "/" in key} == pytest.approx(
+        {
+            "dispatch/logical_gbps": 400.0,
+            "dispatch/dedup_gbps": 300.0,
+            "dispatch/wire_gbps": 200.0,
+            "dispatch/gbps_per_cta": 100.0,
+            "dispatch/memory_gbps": 1600.0,
+            "dispatch/memory_share": 1 / 3,
+        }
+    )
+
+
+def test_combine_on_one_gpu_reads_each_row_twice_and_writes_a_row_a_token():
+    _, figures = account(on_gpu("combine", "loopback"), records(COMBINE))
+
+    shares = {key: value for key, value in figures.items() if "memory" in key or "cta" in key}
+    # push: 16 MB in 10 us; reduce: 8 MB and 8 tokens x 0.5 MB in 7.5 us; combine: 28 MB in 20 us.
+    assert shares == pytest.approx(
+        {
+            "push/memory_gbps": 1600.0,
+            "reduce/memory_gbps": 1600.0,
+            "combine/memory_gbps": 1400.0,
+            "push/memory_share": 1600 / 4800,
+            "reduce/memory_share": 1600 / 4800,
+            "combine/memory_share": 1400 / 4800,
+            "push/gbps_per_cta": 100.0,
+            "combine/gbps_per_cta": 50.0,
+        }
+    )
+    assert "reduce/logical_gbps" not in figures
+
+
+def test_between_gpus_the_share_is_of_a_link_and_memory_is_each_gpus_own():
+    _, figures = account(on_gpu("combine", "nvshmem"), records(COMBINE))
+
+    assert figures["push/link_share"] == pytest.approx(200 / 450)
+    assert figures["combine/link_share"] == pytest.approx(100 / 450)
+    assert figures["push/memory_gbps"] == pytest.approx(800.0)
+    assert not any("memory_share" in key for key in figures)
+
+
+def test_rows_that_cross_no_link_have_no_share_of_one():
+    stays = {**COUNTS, "wire_bytes": 0}
+
+    _, figures = account(on_gpu("combine", "nvshmem"), records(COMBINE, stays))
+
+    assert figures["push/wire_gbps"] == 0.0
+    assert not any("link_share" in key for key in figures)
+
+
+def test_what_a_gpu_gives_is_left_out_where_it_is_not_known():
+    unknown = on_gpu("combine", "loopback", num_comm_ctas="auto", link_gbps=None, hbm_gbps=None)
+
+    _, figures = account(unknown, records(COMBINE))
+
+    names = {key.partition("/")[2] for key in figures if "/" in key}
+    assert names == {"logical_gbps", "dedup_gbps", "wire_gbps", "memory_gbps"}
+
+
+def test_without_rows_no_memory_is_said_to_be_used():
+    empty = dict.fromkeys(COUNTS, 0)
+
+    _, figures = account(on_gpu("combine", "loopback"), records(COMBINE, empty))
+
+    assert not any("memory" in key for key in figures)
+
+
+def test_a_fused_launch_has_no_rate_of_memory():
+    _, figures = account(on_gpu("dispatch_gemm", "loopback"), records(DISPATCH_GEMM))
+
+    assert "dispatch/memory_gbps" in figures
+    assert not any(key.startswith(("fused/mem", "gemm_all/mem")) for key in figures)
+
+
+def test_launches_in_a_chain_have_the_rate_of_their_period():
+    times = {("dispatch", "e2e"): (0.010, 0.010)}
+
+    _, figures = account(on_gpu("dispatch", "loopback"), records(times))
+
+    assert figures["dispatch/logical_gbps"] == pytest.approx(400.0)
 
 
 def test_without_samples_the_figures_of_the_routing_remain():

@@ -29,16 +29,19 @@ TABLES = {"samples": SAMPLES, "breakdown": BREAKDOWN, "summary": SUMMARY}
 def test_every_field_says_what_it_means_in_which_unit_and_window(name):
     schema = TABLES[name]
 
-    assert schema.metadata == {b"table": name.encode(), b"schema_version": b"1"}
+    assert schema.metadata == {b"table": name.encode(), b"schema_version": b"2"}
     assert len(set(schema.names)) == len(schema.names)
     for field in schema:
         assert all(field.metadata[key] for key in (b"meaning", b"unit", b"window")), field.name
         # A time without a window, or a unit that its name contradicts, is no number.
         if field.name.endswith("_ns"):
             assert field.metadata[b"unit"] == b"ns"
-            assert b"barrier" in field.metadata[b"window"]
-        if field.name.endswith("_gbps"):
+            # A setting is no time that was measured.
+            assert (b"barrier" in field.metadata[b"window"]) == (field.name != "pace_latency_ns")
+        if "gbps" in field.name:
             assert field.metadata[b"unit"] == b"1e9 byte/s"
+        if field.name.endswith("_mhz"):
+            assert field.metadata[b"unit"] == b"MHz"
 
 
 def test_words_are_those_of_the_choices():
@@ -46,6 +49,14 @@ def test_words_are_those_of_the_choices():
     assert allowed_words(SAMPLES.field("order")) == tuple(o.name for o in choices.Order)
     assert allowed_words(SAMPLES.field("contender")) == tuple(CONTENDERS)
     assert allowed_words(SAMPLES.field("config_id")) == ()
+    assert allowed_words(SAMPLES.field("l2")) == ("cold", "warm")
+    assert allowed_words(SUMMARY.field("regime")) == ("isolated", "chained")
+
+
+def test_the_window_says_how_a_gpu_is_timed():
+    window = SAMPLES.field("duration_ns").metadata[b"window"]
+
+    assert b"by CUDA events, from the launch gate's start to the kernel's end" in window
 
 
 def test_every_performance_column_may_be_null_and_every_figure_has_a_column():
@@ -67,7 +78,7 @@ TERM = BREAKDOWN.names.index("term")
         (lambda s: s.remove_metadata(), "table is nothing, want breakdown"),
         (
             lambda s: s.with_metadata({**s.metadata, b"schema_version": b"9"}),
-            "schema_version is 9, want 1",
+            "schema_version is 9, want 2",
         ),
         (lambda s: s.remove(TERM), "columns missing ['term'], unknown []"),
         (lambda s: s.append(pa.field("x", "int8")), "columns missing [], unknown ['x']"),

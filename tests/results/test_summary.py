@@ -1,11 +1,13 @@
 """Samples to table numbers."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilepipe.records import Status
+from tilepipe.records import Clocks, Status
 from tilepipe.results.schema import PERFORMANCE_COLUMNS, SUMMARY
 from tilepipe.results.summary import rate_figures, reduce_series, slowest_rank, summary_rows
 
@@ -91,7 +93,7 @@ def test_a_row_carries_workload_routing_and_kernel_of_its_point(make_outcome):
     row = summary_rows([make_outcome()])[0]
 
     want = {
-        "schema_version": 1,
+        "schema_version": 2,
         "config_id": "c0ffee",
         "operation": "dispatch_gemm",
         "status": "ok",
@@ -108,10 +110,105 @@ def test_a_row_carries_workload_routing_and_kernel_of_its_point(make_outcome):
         "order": "edf",
         "copy": None,
         "num_comm_ctas": None,
+        "num_comm_warps": None,
+        "l2": None,
+        "regime": None,
+        "pace_gbps": None,
+        "pace_latency_ns": None,
+        "sm_clock_mhz": None,
+        "clock_reasons": None,
+        "throttled": None,
         "num_warmups": 1,
         "num_iters": 2,
     }
     assert {key: row[key] for key in want} == want
+
+
+def on_gpu(make_point):
+    point = make_point(
+        kernel={"copy": "simt", "num_comm_ctas": 12, "num_comm_warps": 16, "num_loads": 14}
+        | {"flag_batch": 4},
+        measure={"num_warmups": 2, "num_iters": 30, "l2": "warm", "regime": "chained"},
+        launch={"num_ranks": 2, "fabric": "loopback", "pace_gbps": 50.0, "pace_latency_ns": 700},
+    )
+    return replace(point, executor="cuda")
+
+
+def test_a_row_of_a_gpu_carries_how_it_was_run_and_what_the_clocks_did(
+    make_outcome, make_record, make_point
+):
+    times = {("fused", "e2e"): (9, 9)}
+    calm = Clocks(
+        sm_mhz=1980,
+        sm_mhz_min=1965,
+        sm_mhz_max=1980,
+        power_w_max=412.5,
+        temperature_c_max=51,
+        reasons=("gpu_idle",),
+        num_samples=40,
+    )
+    hot = replace(
+        calm, sm_mhz=1755, sm_mhz_min=1410, power_w_max=699.0, reasons=("gpu_idle", "sw_power_cap")
+    )
+    records = tuple(
+        replace(make_record(rank, times), clocks=clocks) for rank, clocks in enumerate((calm, hot))
+    )
+
+    (row,) = summary_rows([make_outcome(point=on_gpu(make_point), records=records, figures={})])
+
+    want = {
+        "num_comm_ctas": 12,
+        "num_comm_warps": 16,
+        "num_loads": 14,
+        "flag_batch": 4,
+        "l2": "warm",
+        "regime": "chained",
+        "pace_gbps": 50.0,
+        "pace_latency_ns": 700,
+        "sm_clock_mhz": 1755,
+        "sm_clock_min_mhz": 1410,
+        "sm_clock_max_mhz": 1980,
+        "power_w": 699.0,
+        "temperature_c": 51,
+        "clock_reasons": "gpu_idle+sw_power_cap",
+        "throttled": True,
+    }
+    assert {key: row[key] for key in want} == want
+
+
+@pytest.mark.parametrize(
+    ("reasons", "throttled", "word"),
+    [
+        ((), False, ""),
+        (
+            ("applications_clocks_setting", "gpu_idle"),
+            False,
+            "applications_clocks_setting+gpu_idle",
+        ),
+        (("display_clocks_setting", "none"), False, "display_clocks_setting+none"),
+        (("hw_thermal_slowdown",), True, "hw_thermal_slowdown"),
+        (("gpu_idle", "sync_boost"), True, "gpu_idle+sync_boost"),
+        (("other",), True, "other"),
+    ],
+)
+def test_only_what_lowers_the_clock_counts_as_throttled(
+    make_outcome, make_record, make_point, reasons, throttled, word
+):
+    clocks = Clocks(
+        sm_mhz=1,
+        sm_mhz_min=1,
+        sm_mhz_max=1,
+        power_w_max=1.0,
+        temperature_c_max=1,
+        reasons=reasons,
+        num_samples=1,
+    )
+    record = replace(make_record(0, {("fused", "e2e"): (9, 9)}), clocks=clocks)
+
+    (row,) = summary_rows([make_outcome(point=on_gpu(make_point), records=(record,), figures={})])
+
+    assert clocks.throttled is throttled
+    assert (row["throttled"], row["clock_reasons"]) == (throttled, word)
 
 
 @pytest.mark.parametrize("status", [status for status in Status if status is not Status.ok])

@@ -7,7 +7,7 @@ import math
 import re
 from typing import Any
 
-from tilepipe.config.choices import Dtype, Fabric, Law, Operation
+from tilepipe.config.choices import L2, Copy, Dtype, Fabric, Law, Operation, Regime
 from tilepipe.config.refuse import require
 from tilepipe.config.schemas import (
     SWEEP_KEYS,
@@ -44,6 +44,9 @@ def check_config(config: Config) -> None:
     _check_sizes(config)
     _check_experts(config)
     _check_executor(config)
+    _check_gpu_keys(config)
+    _check_pace(config)
+    _check_measure(config)
     _check_wrap(config)
 
 
@@ -101,25 +104,84 @@ def _check_experts(config: Config) -> None:
 
 
 def _check_wrap(config: Config) -> None:
-    """Inside this process there is room for one rank."""
-    num_ranks = config.launch.num_ranks
-    if config.launch.wrap == "inline":
+    """Inside this process there is room for one rank, or for all that one GPU holds."""
+    num_ranks, fabric = config.launch.num_ranks, config.launch.fabric
+    if config.launch.wrap == "inline" and fabric is not Fabric.loopback:
         require(num_ranks == 1, "launch.num_ranks", num_ranks, "launch.wrap=inline runs one rank")
     named = config.launch.wrap is None or config.launch.wrap.strip() != ""
     require(named, "launch.wrap", config.launch.wrap, "type a command, inline, or null")
 
 
+_MAX_LOOPBACK_RANKS = 8
+
+
 def _check_executor(config: Config) -> None:
-    """The host executor goes with hardware without GPUs, and has no copies or CTAs."""
-    fabric, hardware, kernel = config.launch.fabric, config.hardware, config.kernel
+    """The host executor goes with hardware without GPUs."""
+    fabric, hardware, num_ranks = config.launch.fabric, config.hardware, config.launch.num_ranks
     if hardware.num_gpus == 0:
         allowed = f"hardware={hardware.name} has no GPU; use host, or choose another hardware"
         require(fabric is Fabric.host, "launch.fabric", fabric, allowed)
     else:
         allowed = f"hardware={hardware.name} has GPUs; use another fabric, or type hardware=cpu"
         require(fabric is not Fabric.host, "launch.fabric", fabric, allowed)
-    if fabric is Fabric.host and not isinstance(kernel, GroupedGemmKernel):
-        allowed = "the host executor has no {}; leave the key out, or choose hardware with a GPU"
-        require(kernel.copy is None, "kernel.copy", kernel.copy, allowed.format("copies"))
-        ctas = kernel.num_comm_ctas
-        require(ctas is None, "kernel.num_comm_ctas", ctas, allowed.format("CTAs"))
+    if fabric is Fabric.loopback:
+        allowed = f"launch.fabric=loopback takes 1..{_MAX_LOOPBACK_RANKS}: its ranks share one GPU"
+        require(num_ranks <= _MAX_LOOPBACK_RANKS, "launch.num_ranks", num_ranks, allowed)
+
+
+# Kernel keys that have a meaning on a GPU only -> what the host executor lacks.
+_GPU_KEYS = {
+    "copy": "copies",
+    "num_comm_ctas": "CTAs",
+    "num_comm_warps": "warps",
+    "num_loads": "loads in flight",
+    "flag_batch": "release fences to share",
+}
+_LEAVE_OUT = "leave the key out, or choose hardware with a GPU"
+
+
+def _check_gpu_keys(config: Config) -> None:
+    """How CTAs move rows is chosen for a GPU, and for nothing else."""
+    kernel = config.kernel
+    if isinstance(kernel, GroupedGemmKernel):
+        return
+    for key, lacked in _GPU_KEYS.items():
+        value = getattr(kernel, key)
+        if config.launch.fabric is Fabric.host:
+            allowed = f"the host executor has no {lacked}; {_LEAVE_OUT}"
+            require(value is None, f"kernel.{key}", value, allowed)
+        elif key != "num_loads" or kernel.copy is Copy.simt:
+            allowed = "null is for the host executor; leave the key out, or type hardware=cpu"
+            require(value is not None, f"kernel.{key}", value, allowed)
+
+
+def _check_pace(config: Config) -> None:
+    """Between GPUs the link itself sets the rate."""
+    rate, delay = config.launch.pace_gbps, config.launch.pace_latency_ns
+    if config.launch.fabric is not Fabric.loopback:
+        allowed = "only ranks that share a GPU are throttled; type launch.fabric=loopback too"
+        require(rate is None, "launch.pace_gbps", rate, allowed)
+        require(delay == 0, "launch.pace_latency_ns", delay, allowed)
+
+
+def _check_measure(config: Config) -> None:
+    """How launches follow each other, what the L2 cache holds, and when iterations end."""
+    measure = config.measure
+    most, interval, l2, regime = measure.max_iters, measure.interval, measure.l2, measure.regime
+    allowed = "needs measure.{}; type both, or both as null"
+    alone = most is None or interval is not None
+    require(alone, "measure.max_iters", most, allowed.format("interval"))
+    alone = interval is None or most is not None
+    require(alone, "measure.interval", interval, allowed.format("max_iters"))
+    isolated = regime is Regime.isolated
+    if config.launch.fabric is Fabric.host:
+        allowed = f"the host executor has no L2 cache to flush; {_LEAVE_OUT}"
+        require(l2 is None, "measure.l2", l2, allowed)
+        allowed = f"the host executor has isolated launches only; {_LEAVE_OUT}"
+        require(isolated, "measure.regime", regime, allowed)
+    else:
+        require(
+            l2 is not None, "measure.l2", l2, "null is for the host executor; type cold or warm"
+        )
+        allowed = "measure.l2=cold would flush inside the period; type measure.l2=warm too"
+        require(isolated or l2 is L2.warm, "measure.regime", regime, allowed)

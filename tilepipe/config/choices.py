@@ -6,6 +6,7 @@ Knows nothing of Hydra, numpy or the code that acts on a choice.
 from enum import Enum
 
 __all__ = [
+    "L2",
     "Copy",
     "Dtype",
     "Fabric",
@@ -15,6 +16,7 @@ __all__ = [
     "Layout",
     "Operation",
     "Order",
+    "Regime",
     "Resume",
 ]
 
@@ -95,6 +97,20 @@ class Law(Enum):
     masked = "masked"  # uniform, with a share of the slots dropped
     ragged = "ragged"  # uniform, with another number of tokens on every rank
     trace = "trace"  # recorded from a real model, read from a file
+
+
+class L2(Enum):
+    """What the second-level cache of a GPU holds when a launch begins."""
+
+    cold = "cold"  # none of the launch's rows: it is flushed before each launch, outside the window
+    warm = "warm"  # whatever the launch before left there
+
+
+class Regime(Enum):
+    """How launches that are timed follow each other."""
+
+    isolated = "isolated"  # the device is drained before each launch; the time is the launch's own
+    chained = "chained"  # launches follow back to back; the time is the period between them
 
 
 class Resume(Enum):

@@ -25,6 +25,7 @@ _MAKERS = (
     "experiments",
     "fabric",
     "host",
+    "kernels",
     "launch/ranks.py",
     "launch/worker.py",
     "measure",

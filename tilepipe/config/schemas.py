@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any, TypeVar, cast
 
 from tilepipe.config.choices import (
+    L2,
     Copy,
     Dtype,
     Fabric,
@@ -18,6 +19,7 @@ from tilepipe.config.choices import (
     Layout,
     Operation,
     Order,
+    Regime,
     Resume,
 )
 from tilepipe.config.refuse import require, require_own
@@ -116,6 +118,10 @@ class _Communication(_GemmTiles):
 
     copy: Copy | None = None  # null: the host executor has no copies
     num_comm_ctas: int | str | None = None  # a count, auto, or null: the host executor has no CTAs
+    # Null on the host executor, as the two above.
+    num_comm_warps: int | None = None  # warps of a communication CTA
+    num_loads: int | None = None  # 16-byte loads that a lane has in flight; for copy=simt
+    flag_batch: int | None = None  # rows of one warp whose flags share one release fence
     order: Order = Order.edf
     granularity: Granularity = Granularity.tile
     # Receive rows = factor x mean rows per rank; null: enough for the worst case.
@@ -126,6 +132,10 @@ class _Communication(_GemmTiles):
         ctas, factor = self.num_comm_ctas, self.capacity_factor
         counted = ctas is None or ctas == "auto" or (type(ctas) is int and ctas >= 1)
         require(counted, "kernel.num_comm_ctas", ctas, "must be 1 or more, auto, or null")
+        for key, largest in (("num_comm_warps", 32), ("num_loads", 16), ("flag_batch", 32)):
+            count = getattr(self, key)
+            fits = count is None or 1 <= count <= largest
+            require(fits, f"kernel.{key}", count, f"must be in 1..{largest}, or null")
         finite = factor is None or (factor > 0 and math.isfinite(factor))
         require(finite, "kernel.capacity_factor", factor, "must be above 0, or null")
 
@@ -196,10 +206,21 @@ class Measure:
 
     num_warmups: int
     num_iters: int
+    l2: L2 | None = None  # null: the host executor has no such cache
+    regime: Regime = Regime.isolated
+    # Iterations go on past num_iters until every contender's 95 % interval reaches at most this
+    # share of its median to either side, or there are max_iters; null and null: num_iters exactly.
+    max_iters: int | None = None
+    interval: float | None = None
 
     def __post_init__(self) -> None:
         require(self.num_warmups >= 0, "measure.num_warmups", self.num_warmups, "must be 0 or more")
         require(self.num_iters >= 1, "measure.num_iters", self.num_iters, "must be 1 or more")
+        most, interval = self.max_iters, self.interval
+        allowed = f"must be at least measure.num_iters={self.num_iters}; raise it, or type null"
+        require(most is None or most >= self.num_iters, "measure.max_iters", most, allowed)
+        share = interval is None or 0 < interval < 1
+        require(share, "measure.interval", interval, "must be above 0 and below 1, or null")
 
 
 @dataclass(kw_only=True)
@@ -210,6 +231,9 @@ class Launch:
     fabric: Fabric
     watchdog_ms: int  # one wait inside a launch
     time_limit_s: float  # the whole point
+    # fabric=loopback: 1e9 bytes/s that each rank may send, and receive; null: not throttled.
+    pace_gbps: float | None = None
+    pace_latency_ns: int = 0  # fabric=loopback: delay of a flag behind its rows
     # A command that starts each rank, {dir} and {rank} filled in; inline: this process; null: none.
     wrap: str | None = None
 
@@ -218,6 +242,10 @@ class Launch:
         require(self.watchdog_ms >= 1, "launch.watchdog_ms", self.watchdog_ms, "must be 1 or more")
         limit = self.time_limit_s
         require(0 < limit <= 1e6, "launch.time_limit_s", limit, "must be above 0, at most 1e6")
+        rate, delay = self.pace_gbps, self.pace_latency_ns
+        require(rate is None or rate > 0, "launch.pace_gbps", rate, "must be above 0, or null")
+        fits = 0 <= delay <= 1_000_000
+        require(fits, "launch.pace_latency_ns", delay, "must be in 0..1000000")
 
 
 @dataclass(kw_only=True)
@@ -316,4 +344,16 @@ def _require_storable(key: str, value: object) -> None:
         require(abs(value) <= largest, key, value, f"must be at most {largest}")
 
 
-_CHOICES = (Copy, Dtype, Fabric, Granularity, HomeGranularity, Law, Layout, Operation, Order)
+_CHOICES = (
+    Copy,
+    Dtype,
+    Fabric,
+    Granularity,
+    HomeGranularity,
+    L2,
+    Law,
+    Layout,
+    Operation,
+    Order,
+    Regime,
+)

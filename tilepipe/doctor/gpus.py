@@ -163,8 +163,9 @@ def hardware_section(gpus: Gpus) -> list[Fact]:
         "hardware",
         "kernels",
         State.missing,
-        f"this version has none for GPUs: points for hardware={gpus.option} end unsupported",
-        "type hardware=cpu to run on the host executor here",
+        "this version has dispatch and combine with kernel.copy=simt, for ranks that share one GPU "
+        "(launch.fabric=loopback); other points end unsupported",
+        "type kernel=dispatch launch.fabric=loopback for these, hardware=cpu for the host executor",
     )
     return [auto, kernels]
 

@@ -8,7 +8,7 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,12 @@ from typing import Any
 from tilepipe.config.checks import check_same_sweep, check_sweep
 from tilepipe.config.choices import Resume
 from tilepipe.launch.dry import dry_table
-from tilepipe.launch.preflight import refusal, unsupported
+from tilepipe.launch.preflight import missing_hardware, refusal, unsupported
 from tilepipe.launch.ranks import RanksFailed, limit_threads, start_ranks
 from tilepipe.launch.reuse import in_order, reusable, stale_because
 from tilepipe.launch.screen import Screen
 from tilepipe.launch.stopping import Interrupted, interruptible, uninterrupted
-from tilepipe.launch.worker import Job, rank_main
+from tilepipe.launch.worker import Entry, rank_main
 from tilepipe.launch.wrapped import run_wrapped, wrapped_folder
 from tilepipe.records import Outcome, Point, RankRecord, Status
 from tilepipe.results.accounting import account
@@ -52,7 +52,7 @@ class _Sweep:
     results_dir: Path
     resume: Resume
     fail_fast: bool
-    entry: Callable[[Job], RankRecord]
+    entry: Entry
     facts: Mapping[str, Any]
     screen: Screen
     done: Mapping[tuple[str, str], Outcome]  # there before the sweep began, by name and folder
@@ -65,7 +65,7 @@ def run_points(
     *,
     results_dir: Path,
     announcement: str = "",
-    entry: Callable[[Job], RankRecord] = rank_main,
+    entry: Entry = rank_main,
 ) -> int:
     """Run, store and show `points`; the exit code of the program.
 
@@ -233,6 +233,8 @@ def _fault(point: Point) -> Outcome | None:
         return Outcome(point=refused, status=Status.runtime_error, reason=reason)
     if reason := unsupported(point):
         return Outcome(point=point, status=Status.unsupported, reason=reason)
+    if reason := missing_hardware(point):
+        return Outcome(point=point, status=Status.skipped, reason=reason)
     return None
 
 

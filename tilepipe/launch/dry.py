@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tilepipe.config.choices import Resume
-from tilepipe.launch.preflight import refusal, unsupported
+from tilepipe.launch.preflight import missing_hardware, refusal, unsupported
 from tilepipe.launch.reuse import reusable
 from tilepipe.launch.table import told
 from tilepipe.launch.worker import describe
@@ -48,7 +48,9 @@ def dry_table(
 
 
 def _happens(point: Point, results_dir: Path, resume: Resume) -> str:
-    if unsupported(point):
-        return "unsupported: no GPU kernels in this version"
+    if reason := unsupported(point):
+        return f"unsupported: {reason}"
+    if reason := missing_hardware(point):
+        return f"skipped: {reason}"
     stored = reusable(results_dir, point, resume)
     return "run" if stored is None else f"reuse {point.folder} ({stored.status.name})"

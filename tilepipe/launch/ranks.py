@@ -12,19 +12,26 @@ import os
 import shutil
 import signal
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-from tilepipe.config.choices import Operation
+from tilepipe.config.choices import Fabric, Operation
 from tilepipe.launch.limits import WallClockExceeded, wall_clock
 from tilepipe.launch.stopping import Interrupted, asking
-from tilepipe.launch.worker import Job, failure_paths, rank_main
-from tilepipe.records import Point, RankRecord, Status
+from tilepipe.launch.worker import Entry, Job, Records, failure_paths, rank_main
+from tilepipe.records import Point, Status
 
-__all__ = ["RanksFailed", "job_of", "limit_threads", "start_ranks", "start_wrapped_ranks"]
+__all__ = [
+    "RanksFailed",
+    "job_of",
+    "limit_threads",
+    "num_processes_of",
+    "start_ranks",
+    "start_wrapped_ranks",
+]
 
 # Seconds that ranks get to end by themselves at their limit, before the agent ends them.
 _GRACE_S = 30.0
@@ -43,6 +50,17 @@ _PRELOADED = [
 ]
 
 
+# Name of an exception class, or of one it derives from -> how the point ended.
+_STATUS_OF_KIND = {
+    "MemoryError": Status.oom,
+    "OutOfMemoryError": Status.oom,  # torch's, of a GPU
+    "HeapFull": Status.oom,
+    "WatchdogTimeout": Status.timeout,
+    "TimeoutError": Status.timeout,
+    "CompileError": Status.compile_error,
+}
+
+
 @dataclass
 class RanksFailed(Exception):
     """A point that did not end well: `reason` in one sentence, `log` a rank's last lines."""
@@ -57,9 +75,9 @@ def start_ranks(
     *,
     log_dir: Path,
     spill_dir: Path,  # takes symmetric memory that /dev/shm has no room for
-    entry: Callable[[Job], RankRecord] = rank_main,
-) -> tuple[RankRecord, ...]:
-    """Run `entry` on every rank of a point and return what they hand over, by rank.
+    entry: Entry = rank_main,
+) -> Records:
+    """Run `entry` in every process of a point and return what they hand over, by rank.
 
     Raises RanksFailed, or Interrupted when a signal ended it.
     """
@@ -67,13 +85,20 @@ def start_ranks(
     _start_forkserver()
     job = job_of(point, log_dir=log_dir, spill_dir=spill_dir)
     returned = _supervised(point, log_dir, entry, (job,))
-    return tuple(record for _, record in sorted(returned.items()))
+    records = [record for held in returned.values() for record in held]
+    return tuple(sorted(records, key=lambda record: record.rank))
 
 
 def start_wrapped_ranks(point: Point, *, log_dir: Path, command: Sequence[str]) -> None:
-    """Run a command on every rank, RANK in its environment; raises as `start_ranks` does."""
+    """Run a command as every process, RANK in its environment; raises as `start_ranks` does."""
     limit_threads()
     _supervised(point, log_dir, command[0], tuple(command[1:]))
+
+
+def num_processes_of(point: Point) -> int:
+    """One a rank; ranks that share a GPU share a process too, with RANK 0."""
+    launch = point.config["launch"]
+    return 1 if launch["fabric"] == Fabric.loopback.name else int(launch["num_ranks"])
 
 
 def limit_threads() -> None:
@@ -105,8 +130,8 @@ def job_of(point: Point, *, log_dir: Path, spill_dir: Path) -> Job:
 
 
 def _supervised(
-    point: Point, log_dir: Path, entry: Callable[[Job], RankRecord] | str, args: tuple[Any, ...]
-) -> dict[int, RankRecord]:
+    point: Point, log_dir: Path, entry: Entry | str, args: tuple[Any, ...]
+) -> dict[int, Records]:
     """Start the ranks, watch them to their end, keep their logs, and say why they failed."""
     # Every failure becomes a row with its reason; the agent's own account of it is noise. Its
     # loggers take their level from here when torch is imported, which is here and not above: the
@@ -119,8 +144,8 @@ def _supervised(
     elastic_dir = log_dir / "elastic"
     try:
         with _own_handlers(), wall_clock(limit_s + _GRACE_S):
-            num_ranks = int(point.config["launch"]["num_ranks"])
-            returned: dict[int, RankRecord] = _elastic(num_ranks, elastic_dir, entry)(*args)
+            launch = _elastic(num_processes_of(point), elastic_dir, entry)
+            returned: dict[int, Records] = launch(*args)
     except WallClockExceeded:
         reason = f"launch.time_limit_s={limit_s:g}: the point did not end in time and was stopped"
         raise RanksFailed(Status.timeout, reason, "") from None
@@ -152,7 +177,7 @@ def _own_handlers() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _elastic(num_ranks: int, log_dir: Path, entry: Callable[[Job], RankRecord] | str) -> Any:
+def _elastic(num_processes: int, log_dir: Path, entry: Entry | str) -> Any:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -162,7 +187,7 @@ def _elastic(num_ranks: int, log_dir: Path, entry: Callable[[Job], RankRecord] |
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
-        nproc_per_node=num_ranks,
+        nproc_per_node=num_processes,
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         run_id=uuid.uuid4().hex,
@@ -220,11 +245,8 @@ def _failures(log_dir: Path) -> dict[int, dict[str, Any]]:
 
 
 def _status_of(kinds: Sequence[str]) -> Status:
-    if "MemoryError" in kinds or "HeapFull" in kinds:
-        return Status.oom
-    if "WatchdogTimeout" in kinds or "TimeoutError" in kinds:
-        return Status.timeout
-    return Status.runtime_error
+    found = (status for kind, status in _STATUS_OF_KIND.items() if kind in kinds)
+    return next(found, Status.runtime_error)
 
 
 def _sentence(rank: int, failure: dict[str, Any]) -> str:

@@ -12,9 +12,10 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from tilepipe.config.choices import Regime
 from tilepipe.records import Interval, Outcome, Point, Status
 from tilepipe.results.pointfile import command_of
-from tilepipe.results.summary import reduce_series, slowest_rank, summary_rows
+from tilepipe.results.summary import Series, reduce_series, slowest_rank, summary_rows
 
 __all__ = [
     "breakdown_table",
@@ -44,9 +45,15 @@ _AXES = {
     "layout": "layout",
     "copy": "copy",
     "num_comm_ctas": "CTAs",
+    "num_comm_warps": "warps",
+    "num_loads": "loads",
+    "flag_batch": "batch",
     "tile_m": "tile_m",
     "tile_n": "tile_n",
     "capacity_factor": "capacity",
+    "l2": "L2",
+    "pace_gbps": "pace\nGB/s",
+    "pace_latency_ns": "pace\nns",
 }
 # In the order of the columns.
 _CONTENDERS = {
@@ -69,8 +76,11 @@ _NUMBER_WIDTH = 7
 _ALWAYS = ("num_tokens_total",)
 # Of the point's own contender.
 _FIGURES = {
-    "logical_gbps": "logical GB/s",
-    "wire_gbps": "wire GB/s",
+    "logical_gbps": "logical\nGB/s",
+    "wire_gbps": "wire\nGB/s",
+    "gbps_per_cta": "GB/s\na CTA",
+    "link_share": "of\nlink",
+    "memory_share": "of\nmemory",
     "tflops": "TFLOP/s",
     "efficiency": "effic.",
     "speedup": "speed-up",
@@ -118,38 +128,50 @@ def times_table(outcomes: Sequence[Outcome], *, narrow: bool) -> Table:
     """
     firsts = [summary_rows([outcome])[0] for outcome in outcomes]
     series = [slowest_rank(outcome.records) for outcome in outcomes]
-    contenders = [name for name in _CONTENDERS if any((name, "stage") in found for found in series)]
-    table, axes = _table("ms without plan, median of the slowest rank", firsts)
+    times = [_working_times(found) for found in series]
+    contenders = [name for name in _CONTENDERS if any(name in found for found in times)]
+    chained = any(row["regime"] == Regime.chained.name for row in firsts)
+    what = "chained: the period" if chained else "median of the slowest rank"
+    table, axes = _table(f"ms without plan, {what}", firsts)
     all_ok = all(row["status"] == Status.ok.name for row in firsts)
     if not all_ok:
         table.add_column("status")
     for name in contenders:
         table.add_column(_CONTENDERS[name], justify="right", min_width=_NUMBER_WIDTH)
-    for row, found in zip(firsts, series, strict=True):
+    marks = _add_marks(table, firsts)
+    for row, found, mark in zip(firsts, times, marks, strict=True):
         table.add_row(
             *(_cell(row[axis]) for axis in axes),
             *([] if all_ok else [row["status"]]),
-            *(_time(found.get((name, "stage")), narrow=narrow) for name in contenders),
+            *(_time(found.get(name), narrow=narrow) for name in contenders),
+            *mark,
         )
     return table
+
+
+def _working_times(series: Series) -> dict[str, NDArray[np.int64]]:
+    """Each contender's stage; the whole launch where its plan does not show."""
+    whole = {name: times for (name, part), times in series.items() if part == "e2e"}
+    return whole | {name: times for (name, part), times in series.items() if part == "stage"}
 
 
 def figures_table(outcomes: Sequence[Outcome]) -> Table:
     """One row per point: rates and overlap of its own contender, and imbalance of the routing."""
     mains = [_main_row(summary_rows([outcome])) for outcome in outcomes]
     figures = [key for key in _FIGURES if any(row[key] is not None for row in mains)]
-    table, axes = _table("figures; ~: may be 1; expert, rank: max/mean rows", mains)
+    unsure = "; ~: may be 1" if "speedup" in figures else ""
+    table, axes = _table(f"figures{unsure}; expert, rank: max/mean rows", mains)
     for key in figures:
         table.add_column(_FIGURES[key], justify="right")
     for heading in _IMBALANCE.values():
         table.add_column(heading, justify="right")
-    for row in mains:
+    for row, mark in zip(mains, _add_marks(table, mains), strict=True):
         spans_one = (row["speedup_low"] or 2.0) <= 1 <= (row["speedup_high"] or 2.0)
         cells = [
             _number(row[key]) + ("~" if key == "speedup" and spans_one else "")
             for key in (*figures, *_IMBALANCE)
         ]
-        table.add_row(*(_cell(row[axis]) for axis in axes), *cells)
+        table.add_row(*(_cell(row[axis]) for axis in axes), *cells, *mark)
     return table
 
 
@@ -185,15 +207,43 @@ def _table(what: str, rows: Sequence[Mapping[str, Any]]) -> tuple[Table, list[st
     return table, axes
 
 
+def _add_marks(table: Table, rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Add a column of what sets rows apart, if anything does, and return each row's cell of it.
+
+    Such rows are never dropped, and always told.
+    """
+    marks = [_mark(row) for row in rows]
+    if not any(marks):
+        return [[] for _ in rows]
+    table.add_column("mark")
+    return [[mark] for mark in marks]
+
+
+def _mark(row: Mapping[str, Any]) -> str:
+    marks = {
+        "throttled": row["throttled"],
+        "paced": row["pace_gbps"] is not None or row["pace_latency_ns"],
+        "chained": row["regime"] == Regime.chained.name,
+    }
+    # One below the other: the table's width is for its numbers.
+    return "\n".join(word for word, holds in marks.items() if holds)
+
+
 def _main_row(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     wanted = _MAIN.get(rows[0]["operation"], rows[0]["operation"])
     return next((row for row in rows if row["contender"] == wanted), rows[0])
 
 
 def _title(rows: Sequence[Mapping[str, Any]], what: str) -> str:
-    executors = ", ".join(sorted({row["executor"] for row in rows}))
+    executors = ", ".join(sorted({_executor(row) for row in rows}))
     ranks = ", ".join(str(count) for count in sorted({row["num_ranks"] for row in rows}))
     return f"{rows[0]['name']}, executor {executors}, ranks {ranks}: {what}"
+
+
+def _executor(row: Mapping[str, Any]) -> str:
+    """With the fabric on a GPU: over loopback no rate is that of a link."""
+    executor = str(row["executor"])
+    return f"{executor} over {row['fabric']}" if executor == "cuda" else executor
 
 
 def _shown_axes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -209,7 +259,9 @@ def _cell(value: Any) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _time(series: NDArray[np.int64] | None, *, narrow: bool) -> str:
@@ -231,4 +283,7 @@ def _term(interval: Interval | None) -> str:
 
 
 def _ms(value_ns: int | None) -> str:
-    return "-" if value_ns is None else f"{value_ns / 1e6:.2f}"
+    """Two decimals, below a millisecond three: launches on a GPU take tens of microseconds."""
+    if value_ns is None:
+        return "-"
+    return f"{value_ns / 1e6:.{2 if abs(value_ns) >= 1e6 else 3}f}"

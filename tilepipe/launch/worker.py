@@ -17,16 +17,30 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tilepipe.config.schemas import config_from_dict
+from tilepipe.config.choices import Fabric
+from tilepipe.config.schemas import Config, config_from_dict
 from tilepipe.fabric.host import HeapPlace
 from tilepipe.fabric.watch import PeerAborted
 from tilepipe.records import RankRecord
 
-__all__ = ["Job", "at_job_boundary", "describe", "failure_paths", "rank_main", "run_point"]
+__all__ = [
+    "Entry",
+    "Job",
+    "Records",
+    "at_job_boundary",
+    "describe",
+    "failure_paths",
+    "rank_main",
+    "run_point",
+]
 
 # What a rank is told: config (resolved container), log_dir, heap_token, shm_dir, spill_dir,
 # time_limit_s, driver_pid; plain values, since it travels to a fresh process.
 Job = dict[str, Any]
+
+# What a process hands back: a record of each rank that it held.
+Records = tuple[RankRecord, ...]
+Entry = Callable[[Job], Records]
 
 # Threads of one rank hand the interpreter over after this long at the latest. Python's 5 ms would
 # make a computing thread wait for a whole tile's worth of sends.
@@ -40,12 +54,12 @@ def failure_paths(log_dir: Path) -> list[Path]:
     return list(log_dir.glob("failure-*.json"))
 
 
-def rank_main(job: Job) -> RankRecord:
-    """Run the point of `job` on this rank."""
+def rank_main(job: Job) -> Records:
+    """Run the point of `job` on the ranks that this process holds."""
     return at_job_boundary(job, run_point)
 
 
-def at_job_boundary(job: Job, body: Callable[[Job, int], RankRecord]) -> RankRecord:
+def at_job_boundary(job: Job, body: Callable[[Job, int], Records]) -> Records:
     """Run `body(job, rank)` under the point's time limit.
 
     A failure is written to the log folder before it ends the process, so that the driver learns its
@@ -60,7 +74,7 @@ def at_job_boundary(job: Job, body: Callable[[Job, int], RankRecord]) -> RankRec
     _end_with(job["driver_pid"])
     logging.basicConfig(level=logging.INFO, format=f"[{rank}] %(message)s")
     try:
-        record = body(job, rank)
+        records = body(job, rank)
     # The job boundary: whatever a point raises becomes its row.
     except Exception as error:
         failure = {
@@ -77,7 +91,7 @@ def at_job_boundary(job: Job, body: Callable[[Job, int], RankRecord]) -> RankRec
             time.sleep(_FOLLOWER_WAIT_S)
         raise
     faulthandler.cancel_dump_traceback_later()
-    return record
+    return records
 
 
 def _end_with(driver_pid: int) -> None:
@@ -94,23 +108,29 @@ def _end_with(driver_pid: int) -> None:
     threading.Thread(target=watch, name="driver-watch", daemon=True).start()
 
 
-def run_point(job: Job, rank: int) -> RankRecord:
-    """Run the point of `job` as rank `rank`; a failure is raised as it is."""
+def run_point(job: Job, rank: int) -> Records:
+    """Run the point of `job`, on the host as rank `rank`; a failure is raised as it is."""
+    config = config_from_dict(job["config"])
+    if config.launch.fabric is not Fabric.host:
+        records: Records = _entry(config).run_ranks(config)
+        return records
     place = HeapPlace(
         token=job["heap_token"],
         shm_dir=Path(job["shm_dir"]),
         spill_dir=Path(job["spill_dir"]),
     )
-    record: RankRecord = _entry().run_rank(config_from_dict(job["config"]), rank=rank, place=place)
-    return record
+    record: RankRecord = _entry(config).run_rank(config, rank=rank, place=place)
+    return (record,)
 
 
-def describe(config: dict[str, Any]) -> int:
+def describe(container: dict[str, Any]) -> int:
     """Bytes of symmetric memory that each rank of a point reserves; raises as the point would."""
-    num_bytes: int = _entry().symmetric_bytes_of(config_from_dict(config))
+    config = config_from_dict(container)
+    num_bytes: int = _entry(config).symmetric_bytes_of(config)
     return num_bytes
 
 
-def _entry() -> Any:
+def _entry(config: Config) -> Any:
     # By name: the process that starts ranks imports this module, but never an experiment.
-    return importlib.import_module("tilepipe.experiments.entry")
+    on_host = config.launch.fabric is Fabric.host
+    return importlib.import_module(f"tilepipe.experiments.{'' if on_host else 'cuda.'}entry")

@@ -13,9 +13,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from tilepipe.launch.ranks import RanksFailed, job_of, start_wrapped_ranks
-from tilepipe.launch.worker import Job, rank_main, run_point
-from tilepipe.records import Outcome, Point, RankRecord, Status
+from tilepipe.launch.ranks import RanksFailed, job_of, num_processes_of, start_wrapped_ranks
+from tilepipe.launch.worker import Job, Records, rank_main, run_point
+from tilepipe.records import Outcome, Point, Status
 from tilepipe.results.store import WRAPPED_FOLDER, hold_folder
 
 __all__ = ["run_wrapped", "wrapped_folder"]
@@ -37,7 +37,8 @@ def run_wrapped(point: Point, *, results_dir: Path) -> Outcome:
 
 
 def _run_in(folder: Path, point: Point, results_dir: Path) -> Outcome:
-    config = {**point.config, "measure": {"num_warmups": 0, "num_iters": 1}}
+    few = {"num_warmups": 0, "num_iters": 1, "max_iters": None, "interval": None}
+    config = {**point.config, "measure": {**point.config["measure"], **few}}
     once = replace(point, config=config)
     job = job_of(once, log_dir=folder / "logs", spill_dir=results_dir)
     if config["launch"]["wrap"] == "inline":
@@ -56,7 +57,7 @@ def _run_in(folder: Path, point: Point, results_dir: Path) -> Outcome:
     except RanksFailed as failure:
         return Outcome(point=point, status=failure.status, reason=failure.reason)
     passed = [path.read_text() == "True" for path in folder.glob("passed-*")]
-    if len(passed) < config["launch"]["num_ranks"]:
+    if len(passed) < num_processes_of(point):
         reason = f"launch.wrap: the tool ended without running every rank; see {folder}/logs"
         return Outcome(point=point, status=Status.runtime_error, reason=reason)
     return _ended(point, all(passed))
@@ -79,8 +80,8 @@ def _ended(point: Point, passed: bool) -> Outcome:
     return Outcome(point=point, status=status, reason="" if passed else "an output is wrong")
 
 
-def _passed(record: RankRecord) -> bool:
-    return all(verdict.passed for verdict in record.verdicts)
+def _passed(records: Records) -> bool:
+    return all(verdict.passed for record in records for verdict in record.verdicts)
 
 
 def _start_tool(job_file: Path) -> None:
@@ -95,9 +96,8 @@ def _start_tool(job_file: Path) -> None:
 
 
 def _run_rank(job_file: Path) -> None:
-    record = rank_main(json.loads(job_file.read_text(encoding="utf-8")))
-    passed = _passed(record)
-    (job_file.parent / f"passed-{record.rank}").write_text(str(passed))
+    passed = _passed(rank_main(json.loads(job_file.read_text(encoding="utf-8"))))
+    (job_file.parent / f"passed-{os.environ['RANK']}").write_text(str(passed))
 
 
 if __name__ == "__main__":

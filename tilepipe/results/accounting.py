@@ -82,19 +82,67 @@ def _overlap(operation: str, series: Series) -> dict[str, float]:
 def _rates(point: Point, records: Sequence[RankRecord], series: Series) -> dict[str, float]:
     counts = records[0].counts
     figures: dict[str, float] = {}
-    for (contender, component), times in series.items():
-        # A rate belongs to the work, so the plan is left out of its time.
-        if component != "stage":
+    for contender in sorted({name for name, _ in series}):
+        # A rate belongs to the work: the plan is left out of its time wherever it shows.
+        times = series.get((contender, "stage"), series.get((contender, "e2e")))
+        if times is None:
             continue
         names: tuple[str, ...] = ()
         if contender in _MOVING:
             names = ("logical_bytes", "dedup_bytes", "wire_bytes")
         elif contender in _MULTIPLYING:
             names = ("flops",)
+        median_ns = int(integer_median(times))
         figures |= rate_figures(
             contender,
-            median_ns=int(integer_median(times)),
+            median_ns=median_ns,
             num_ranks=len(records),
             all_ranks={name: counts[name] for name in names},
         )
+        if point.executor == "cuda" and median_ns:
+            figures |= _shares(point, figures, contender)
+            figures |= _memory(point, records, contender, median_ns)
     return figures
+
+
+def _shares(point: Point, figures: dict[str, float], contender: str) -> dict[str, float]:
+    """A contender's rates by what a GPU gives for them: CTAs, and a link where rows cross one."""
+    found: dict[str, float] = {}
+    logical_gbps, wire_gbps = (figures.get(f"{contender}/{n}_gbps") for n in ("logical", "wire"))
+    num_ctas = point.config["kernel"].get("num_comm_ctas")
+    if logical_gbps is not None and isinstance(num_ctas, int):
+        found[f"{contender}/gbps_per_cta"] = logical_gbps / num_ctas
+    link_gbps = point.config["hardware"]["link_gbps"]
+    if wire_gbps and link_gbps and point.config["launch"]["fabric"] == "nvshmem":
+        found[f"{contender}/link_share"] = wire_gbps / link_gbps
+    return found
+
+
+def _memory(
+    point: Point, records: Sequence[RankRecord], contender: str, median_ns: int
+) -> dict[str, float]:
+    """Rate and share of a GPU's memory; nothing for a contender that multiplies."""
+    num_bytes = _memory_bytes(contender, records)
+    if num_bytes is None:
+        return {}
+    shared = point.config["launch"]["fabric"] == "loopback"  # one GPU holds all ranks
+    memory_gbps = num_bytes / (1 if shared else len(records)) / median_ns
+    found = {f"{contender}/memory_gbps": memory_gbps}
+    hbm_gbps = point.config["hardware"]["hbm_gbps"]
+    if shared and hbm_gbps:
+        found[f"{contender}/memory_share"] = memory_gbps / hbm_gbps
+    return found
+
+
+def _memory_bytes(contender: str, records: Sequence[RankRecord]) -> int | None:
+    """Payload bytes that all ranks together read and write; None where nothing is moved."""
+    counts = records[0].counts
+    logical_bytes, num_rows = counts["logical_bytes"], counts["all_rows"]
+    if not num_rows:
+        return None
+    num_tokens = sum(record.counts["num_tokens"] for record in records)
+    moved = 2 * logical_bytes  # each row is read at its source and written where it goes
+    # Each row that came home is read again; each token gets one row.
+    reduced = logical_bytes + num_tokens * (logical_bytes // num_rows)
+    touched = {"dispatch": moved, "push": moved, "reduce": reduced, "combine": moved + reduced}
+    return touched.get(contender)

@@ -13,7 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from tilepipe.records import BreakdownTerm, Outcome, Point, RankRecord, Sample, Status, Verdict
+from tilepipe.records import (
+    BreakdownTerm,
+    Clocks,
+    Outcome,
+    Point,
+    RankRecord,
+    Sample,
+    Status,
+    Verdict,
+)
 from tilepipe.results.schema import POINT_FIGURES, SCHEMA_VERSION
 
 __all__ = ["KEYS", "command_of", "document_faults", "document_of", "kept", "outcome_of", "to_json"]
@@ -39,6 +48,16 @@ KEYS: dict[str, type] = {
     "overrides": list,
     "config": dict,
     "provenance": dict,
+}
+_RANK_KEYS: dict[str, type] = {"rank": int, "counts": dict, "verdicts": list, "clocks": object}
+_CLOCKS_KEYS: dict[str, type] = {
+    "sm_mhz": int,
+    "sm_mhz_min": int,
+    "sm_mhz_max": int,
+    "power_w_max": float,
+    "temperature_c_max": int,
+    "reasons": list,
+    "num_samples": int,
 }
 _VERDICT_KEYS: dict[str, type] = {
     "contender": str,
@@ -91,6 +110,7 @@ def document_of(outcome: Outcome, provenance: Mapping[str, Any]) -> dict[str, An
                 "rank": record.rank,
                 "counts": record.counts,
                 "verdicts": [_verdict_document(verdict) for verdict in record.verdicts],
+                "clocks": None if record.clocks is None else vars(record.clocks),
             }
             for record in outcome.records
         ],
@@ -136,6 +156,7 @@ def outcome_of(
                     for verdict in entry["verdicts"]
                 ),
                 counts=entry["counts"],
+                clocks=_clocks_of(entry["clocks"]),
             )
             for entry in document["ranks"]
         ),
@@ -173,6 +194,10 @@ def _verdict_document(verdict: Verdict) -> dict[str, Any]:
     return {**vars(verdict), "max_error": error if math.isfinite(error) else str(error)}
 
 
+def _clocks_of(stored: Mapping[str, Any] | None) -> Clocks | None:
+    return None if stored is None else Clocks(**{**stored, "reasons": tuple(stored["reasons"])})
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
@@ -196,13 +221,15 @@ def _key_faults(values: Mapping[str, Any], keys: Mapping[str, type], where: str)
 def _rank_faults(entry: Any) -> list[str]:
     if not isinstance(entry, dict):
         return ["ranks holds something else than objects"]
-    faults = _key_faults(entry, {"rank": int, "counts": dict, "verdicts": list}, "ranks: ")
+    faults = _key_faults(entry, _RANK_KEYS, "ranks: ")
     if faults:
         return faults
     where = f"rank {entry['rank']}: "
     for name, count in entry["counts"].items():
         if not isinstance(count, int) or isinstance(count, bool):
             faults.append(f"{where}count {name} is {count!r}, want int")
+    if entry["clocks"] is not None:
+        faults += _clock_faults(entry["clocks"], where)
     for verdict in entry["verdicts"]:
         if not isinstance(verdict, dict):
             faults.append(f"{where}verdicts holds something else than objects")
@@ -214,6 +241,19 @@ def _rank_faults(entry: Any) -> list[str]:
         error = verdict.get("max_error")
         if not _is_number(error) and error not in ("nan", "inf", "-inf"):
             faults.append(f"{where}verdict max_error is {error!r}, want a number, inf or nan")
+    return faults
+
+
+def _clock_faults(stored: Any, where: str) -> list[str]:
+    if not isinstance(stored, dict):
+        return [f"{where}clocks is {stored!r}, want an object or null"]
+    faults = _key_faults(stored, _CLOCKS_KEYS, f"{where}clocks ")
+    if faults:
+        return faults
+    if not all(isinstance(word, str) for word in stored["reasons"]):
+        faults.append(f"{where}clocks key reasons holds something else than words")
+    if not math.isfinite(stored["power_w_max"]):
+        faults.append(f"{where}clocks key power_w_max is {stored['power_w_max']}, want a number")
     return faults
 
 

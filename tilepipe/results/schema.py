@@ -31,11 +31,15 @@ __all__ = [
     "schema_faults",
 ]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 NOT_TIMED = "not timed"
 COMPONENTS = {
-    "e2e": "one launch from behind the barrier to this rank's last result, plan included",
+    "e2e": (
+        "one launch from behind the barrier to this rank's last result, plan included; executor "
+        "cuda: by CUDA events, from the launch gate's start to the kernel's end on the device, or, "
+        "with regime chained, the period from launch to launch"
+    ),
     "plan": "the part of that launch which makes the plan and exchanges counts",
     "stage": (
         "what computes in one launch, from the moment its ranks are ready, gate and plan behind "
@@ -141,8 +145,33 @@ _POINT_KEYS = [
     _word("layout", "where an expert's rows start", *_names(choices.Layout)),
     _word("copy", "how a CTA moves a row; null on the host", *_names(choices.Copy)),
     _count("num_comm_ctas", "CTAs that communicate; null on the host, and where set to auto"),
+    _count("num_comm_warps", "warps of a communication CTA; null on the host"),
+    _count("num_loads", "16-byte loads a lane has in flight, with copy simt; null on the host"),
+    _count("flag_batch", "rows of a warp whose flags share one release fence; null on the host"),
     _count("tile_m", "rows of an M tile"),
     _count("tile_n", "columns of an N tile"),
+    _word("l2", "what the L2 cache held before a launch; null on the host", *_names(choices.L2)),
+    _word("regime", "how launches followed; null on the host", *_names(choices.Regime)),
+    _field(
+        "pace_gbps",
+        pa.float64(),
+        "rate to which a rank's sending, and its receiving, is throttled; null: not at all",
+        unit="1e9 byte/s",
+    ),
+    _time(
+        "pace_latency_ns",
+        "delay of a flag behind its rows, a setting; null on the host",
+        window=NOT_TIMED,
+    ),
+]
+_CLOCKS = [
+    _count("sm_clock_mhz", "SM clock in the timed loop: median of samples, lowest GPU", unit="MHz"),
+    _count("sm_clock_min_mhz", "lowest SM clock that was seen", unit="MHz"),
+    _count("sm_clock_max_mhz", "highest SM clock that was seen", unit="MHz"),
+    _figure("power_w", "highest power of a GPU that was seen", unit="W"),
+    _count("temperature_c", "highest temperature of a GPU that was seen", unit="deg C"),
+    _word("clock_reasons", "what set the SM clock, as NVML says, joined by +; empty: nothing"),
+    _field("throttled", pa.bool_(), "one of clock_reasons lowers the clock: power, heat or sync"),
 ]
 ROUTING_KEYS = {
     "seed": (pa.int64(), "seed of the draw"),
@@ -159,7 +188,7 @@ ROUTING_KEYS = {
 _BYTES = {
     "logical_bytes": "token rows counted per (token, expert)",
     "dedup_bytes": "token rows counted per (token, receiving rank)",
-    "wire_bytes": "token rows that cross a link; no self traffic",
+    "wire_bytes": "token rows that cross a link, with loopback those that would; no self traffic",
 }
 POINT_FIGURES = {
     "expert_max_over_mean": ("rows of the fullest expert over the mean", "1"),
@@ -167,11 +196,22 @@ POINT_FIGURES = {
     **{name: (f"{basis}, all ranks together", "byte") for name, basis in _BYTES.items()},
     "flops": ("multiplications and additions of the valid rows, all ranks together", "flop"),
 }
+# Back to back no launch shows where its plan ended.
+_WORK = "stage_ns (regime chained: median_ns)"
 CONTENDER_FIGURES = {
-    "logical_gbps": ("logical_bytes per rank over stage_ns", "1e9 byte/s"),
-    "dedup_gbps": ("dedup_bytes per rank over stage_ns", "1e9 byte/s"),
-    "wire_gbps": ("wire_bytes per rank over stage_ns", "1e9 byte/s"),
-    "tflops": ("flops per rank over stage_ns", "1e12 flop/s"),
+    "logical_gbps": (f"logical_bytes per rank over {_WORK}", "1e9 byte/s"),
+    "dedup_gbps": (f"dedup_bytes per rank over {_WORK}", "1e9 byte/s"),
+    "wire_gbps": (f"wire_bytes per rank over {_WORK}", "1e9 byte/s"),
+    "gbps_per_cta": ("logical_gbps over num_comm_ctas", "1e9 byte/s"),
+    "link_share": ("wire_gbps over hardware.link_gbps; only where rows cross a link", "1"),
+    "memory_gbps": (
+        f"bytes that rows read and write in the memory of one GPU over {_WORK}, with loopback "
+        "those of all ranks: logical_bytes twice to move them, once more and a row a token to "
+        "reduce them; null on the host",
+        "1e9 byte/s",
+    ),
+    "memory_share": ("memory_gbps over hardware.hbm_gbps; only where ranks share one GPU", "1"),
+    "tflops": (f"flops per rank over {_WORK}", "1e12 flop/s"),
     "efficiency": (
         "max(gemm_all, communication), plus reduce for combine, over fused without plan",
         "1",
@@ -247,6 +287,7 @@ SUMMARY = _table(
         _field("capacity_factor", pa.float64(), "receive rows over the mean; null: worst case"),
         *(_field(f"routing_{key}", kind, text) for key, (kind, text) in ROUTING_KEYS.items()),
         _count("num_warmups", "untimed iterations before the timed ones"),
+        *_CLOCKS,
         _word("contender", f"null when not ok; {_meanings(CONTENDERS)}", *CONTENDERS),
         _word("component", "what the times below are of", *COMPONENTS),
         _count("num_iters", "timed iterations behind the times below"),

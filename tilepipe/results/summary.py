@@ -146,6 +146,9 @@ def point_keys(point: Point) -> dict[str, Any]:
     """Workload, routing and kernel columns; None for a key that this point does not have."""
     workload, kernel = _group(point, "workload"), _group(point, "kernel")
     num_comm_ctas = kernel.get("num_comm_ctas")
+    # The host executor has neither: a default there says nothing of the measurement.
+    on_gpu = point.executor == "cuda"
+    measure, launch = (_group(point, group) if on_gpu else {} for group in ("measure", "launch"))
     return {
         "num_ranks": _group(point, "launch").get("num_ranks"),
         **{
@@ -158,8 +161,12 @@ def point_keys(point: Point) -> dict[str, Any]:
             for key in ("order", "granularity", "home_granularity", "layout", "copy")
         },
         "num_comm_ctas": num_comm_ctas if isinstance(num_comm_ctas, int) else None,
-        "tile_m": kernel.get("tile_m"),
-        "tile_n": kernel.get("tile_n"),
+        **{
+            key: kernel.get(key)
+            for key in ("num_comm_warps", "num_loads", "flag_batch", "tile_m", "tile_n")
+        },
+        **{key: measure.get(key) for key in ("l2", "regime")},
+        **{key: launch.get(key) for key in ("pace_gbps", "pace_latency_ns")},
     }
 
 
@@ -224,6 +231,23 @@ def _settings(outcome: Outcome) -> dict[str, Any]:
         "capacity_factor": _group(point, "kernel").get("capacity_factor"),
         **{f"routing_{key}": routing.get(key) for key in ROUTING_KEYS},
         "num_warmups": _group(point, "measure").get("num_warmups"),
+        **_clocks(outcome.records),
+    }
+
+
+def _clocks(records: Iterable[RankRecord]) -> dict[str, Any]:
+    """Conditions on the GPUs of all ranks; no key where no GPU was watched."""
+    seen = [record.clocks for record in records if record.clocks is not None]
+    if not seen:
+        return {}
+    return {
+        "sm_clock_mhz": min(clocks.sm_mhz for clocks in seen),
+        "sm_clock_min_mhz": min(clocks.sm_mhz_min for clocks in seen),
+        "sm_clock_max_mhz": max(clocks.sm_mhz_max for clocks in seen),
+        "power_w": max(clocks.power_w_max for clocks in seen),
+        "temperature_c": max(clocks.temperature_c_max for clocks in seen),
+        "clock_reasons": "+".join(sorted({word for clocks in seen for word in clocks.reasons})),
+        "throttled": any(clocks.throttled for clocks in seen),
     }
 
 
