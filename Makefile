@@ -1,6 +1,6 @@
 # PYTHON= picks the interpreter (3.11 to 3.13), PIP_ARGS= passes options to pip, such as an index.
 .DEFAULT_GOAL := help
-.PHONY: help run test lint clean
+.PHONY: help run test test-gpu lint clean
 PYTHON ?= python3
 PIP_ARGS ?=
 BIN := .venv/bin
@@ -19,6 +19,9 @@ run: $(READY) ## fused dispatch and GEMM, on whatever hardware is here
 
 test: $(READY) ## all tests that need no GPU
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not gpu and not multi_gpu"
+
+test-gpu: $(READY) ## tests that need one NVIDIA GPU
+	$(BIN)/python -m pytest -q -m gpu tests/gpu
 
 lint: $(READY) ## formatting, style, import contracts, types
 	$(BIN)/ruff format --check .

@@ -1,0 +1,257 @@
+"""Dispatch and combine beside a plain CUDA copy of the same rows, in one process, interleaved.
+
+    python -m benchmarks.beside_limit OUT.csv
+
+Needs nvcc and one GPU of 132 SMs or more. Workload deepseek_v3_ep8_rank, 4096 tokens, one rank: its
+32 768 rows are gathered, moved and checked as in the experiments. `copy` is copy_limit.cu on these
+very rows: from the same source row to the same target row, in sending order. Ratios are medians of
+pairs with a 95 % interval; every value below comes from one run.
+"""
+
+import argparse
+import csv
+import ctypes
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from tilepipe.config.choices import Granularity
+from tilepipe.config.register import CONF_DIR, register
+from tilepipe.config.schemas import Config, config_from_dict
+from tilepipe.experiments.cuda.session import CudaSession
+from tilepipe.experiments.setting import Memory
+from tilepipe.fabric.table import Slot
+from tilepipe.kernels.launcher import Launcher
+from tilepipe.measure.contenders import run_interleaved
+from tilepipe.measure.stats import median_interval, paired_ratio
+
+CTAS = (4, 8, 12, 16, 24, 36, 48)
+NUM_ITERS = 30
+BATCHES = (1, 2, 4, 8, 16)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--iters", type=int, default=NUM_ITERS)
+    chosen = parser.parse_args()
+    library = _build()
+    rows = []
+    with _Bench(library, "dispatch") as bench:
+        rows += bench.beside_copy(chosen.iters)
+    with _Bench(library, "combine") as bench:
+        rows += bench.beside_copy(chosen.iters)
+        rows += bench.reduction(chosen.iters)
+    rows += _granularity(library, chosen.iters)
+    with chosen.out.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    sys.stdout.writelines(" ".join(map(str, row.values())) + "\n" for row in rows)
+    return 0
+
+
+def _build() -> ctypes.CDLL:
+    source = Path(__file__).with_name("copy_limit.cu")
+    target = Path(tempfile.mkdtemp(prefix="tilepipe-copy-"), "libcopy_limit.so")
+    words = ["nvcc", "-std=c++17", "-O3", "-arch=sm_90", "-shared", "-Xcompiler", "-fPIC"]
+    subprocess.run([*words, "-o", str(target), str(source)], check=True)
+    library = ctypes.CDLL(str(target))
+    library.copy_limit_launch.argtypes = [ctypes.c_int] * 2 + [ctypes.c_void_p] * 5
+    return library
+
+
+def _config(operation: str, *overrides: str) -> Config:
+    register()
+    with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+        words = [
+            f"kernel={operation}",
+            "workload=deepseek_v3_ep8_rank",
+            "hardware=h200_x1",
+            "workload.num_tokens=4096",
+        ]
+        composed = compose("config", [*words, *overrides])
+    container = OmegaConf.to_container(composed, resolve=True, enum_to_str=True)
+    assert isinstance(container, dict)
+    return config_from_dict({str(key): value for key, value in container.items()})
+
+
+class _Bench:
+    """One operation's rows, and launches of it at several CTA counts."""
+
+    def __init__(self, library: ctypes.CDLL, operation: str, *overrides: str) -> None:
+        self.library, self.operation = library, operation
+        self.config = _config(operation, *overrides)
+        hidden = self.config.workload.hidden
+        is_dispatch = operation == "dispatch"
+        self.work = "dispatch" if is_dispatch else "push"
+        memory = Memory(dispatch_hidden=hidden) if is_dispatch else Memory(home_hidden=hidden)
+        self.session = CudaSession(self.config, memory)
+        self.group = self.session.group
+        if is_dispatch:
+            self.session.fill_rows_to_send(1)
+        else:
+            self.session.exchange_homes()
+            self.session.fill_received(1)
+        self.num_rows = len(self.session.group.routing.topk_idx[0].reshape(-1))
+        self.row_bytes = 2 * hidden
+        assert library.copy_limit_rows() == self.num_rows
+        assert library.copy_limit_row_bytes() == self.row_bytes
+        self._source, self._target, self._from, self._to = self._places()
+
+    def __enter__(self) -> "_Bench":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        del self.session, self.group, self._source, self._target
+        torch.cuda.empty_cache()
+
+    def _places(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Source and target buffers and the row of each, in sending order."""
+        group = self.group
+        if self.operation == "dispatch":
+            sends = group.tensor(0, Slot.sends)[: self.num_rows]
+            buffers = (group.tensor(0, Slot.x), group.tensor(0, Slot.recv_x))
+            return (*buffers, sends[:, 0].contiguous(), sends[:, 2].contiguous())
+        returns = group.tensor(0, Slot.returns)[: self.num_rows].contiguous()
+        homes = group.tensor(0, Slot.row_home)[returns.long()]
+        topk = self.config.workload.num_topk
+        to = ((homes >> 16) * topk + (homes & 0xFFFF)).to(torch.int32)
+        return group.tensor(0, Slot.y), group.tensor(0, Slot.home_y), returns, to
+
+    def copy(self, num_ctas: int, *, bulk: bool) -> None:
+        """The plain copy of the same rows."""
+        addresses = [t.data_ptr() for t in (self._source, self._target, self._from, self._to)]
+        stream = torch.cuda.current_stream().cuda_stream
+        code = self.library.copy_limit_launch(int(bulk), num_ctas, *addresses, stream)
+        assert code == 0, f"CUDA error {code}"
+
+    def launcher(self, num_ctas: int, **knobs: object) -> Launcher:
+        group = self.group
+        launcher = Launcher(
+            group.heap.table,
+            group.settings,
+            group.shape,
+            replace(group.knobs, num_ctas=num_ctas, **knobs),
+            limit_ns=2 * 10**9,
+        )
+        launcher.prepare(self.work)
+        return launcher
+
+    def timed(self, work: Callable[[], None]) -> Callable[[int], dict[str, tuple[int, int]]]:
+        """A contender: the gate, then the work, which alone is timed."""
+        exchange = self.operation == "dispatch"
+
+        def run(_: int) -> dict[str, tuple[int, int]]:
+            opening = partial(self.group.open, exchange=exchange)
+            windows = self.session.timer.measure([("plan", opening), ("stage", work)])
+            self.group.check()
+            return {"stage": (windows["start_ns"], windows["stage"])}
+
+        return run
+
+    def beside_copy(self, num_iters: int) -> list[dict[str, object]]:
+        rows = []
+        for num_ctas in CTAS:
+            launcher = self.launcher(num_ctas)
+            contenders = {
+                "copy": partial(self.copy, num_ctas, bulk=False),
+                "copy_bulk": partial(self.copy, num_ctas, bulk=True),
+                self.work: partial(launcher.launch, self.work),
+            }
+            rows += self._rows(contenders, num_iters, num_ctas, self.num_rows * self.row_bytes)
+        return rows
+
+    def reduction(self, num_iters: int) -> list[dict[str, object]]:
+        """The reduction of rows that are home, beside a memcpy of as many bytes."""
+        topk = self.config.workload.num_topk
+        moved = self.num_rows * self.row_bytes * (topk + 1) // topk
+        half = torch.empty(moved // 2, dtype=torch.uint8, device="cuda")
+        other = torch.empty_like(half)
+        self.group.launcher.prepare("reduce")
+        contenders = {
+            "memcpy": lambda: other.copy_(half),
+            "reduce": partial(self.group.launcher.launch, "reduce"),
+        }
+        return self._rows(contenders, num_iters, None, moved, base="memcpy")
+
+    def _rows(
+        self,
+        works: dict[str, Callable[[], None]],
+        num_iters: int,
+        num_ctas: int | None,
+        num_bytes: int,
+        base: str = "copy",
+        note: str = "",
+    ) -> list[dict[str, object]]:
+        with self.session.clock_watch() as watch:
+            samples = run_interleaved(
+                {name: self.timed(work) for name, work in works.items()},
+                num_warmups=2,
+                num_iters=num_iters,
+                barrier=lambda: None,
+            )
+        times = {
+            name: np.array([s.duration_ns for s in samples if s.contender == name], np.int64)
+            for name in works
+        }
+        rows = []
+        for name, taken in times.items():
+            middle, ratio = median_interval(taken), paired_ratio(times[base], taken)
+            rows.append(
+                {
+                    "operation": self.operation,
+                    "contender": name,
+                    "note": note,
+                    "num_ctas": num_ctas,
+                    "median_us": round(middle.value / 1e3, 2),
+                    "low_us": round(middle.low / 1e3, 2),
+                    "high_us": round(middle.high / 1e3, 2),
+                    "gbps": round(num_bytes / middle.value, 1),
+                    "of": base,
+                    "share": round(ratio.value, 4),
+                    "share_low": round(ratio.low, 4),
+                    "share_high": round(ratio.high, 4),
+                    "num_pairs": ratio.num_pairs,
+                    "sm_mhz": watch.clocks.sm_mhz if watch.clocks else None,
+                    "throttled": watch.clocks.throttled if watch.clocks else None,
+                }
+            )
+        return rows
+
+
+def _granularity(library: ctypes.CDLL, num_iters: int) -> list[dict[str, object]]:
+    """A flag per row against a counter per tile, by rows whose flags share a fence."""
+    rows: list[dict[str, object]] = []
+    for granularity in Granularity:
+        with _Bench(library, "dispatch", f"kernel.granularity={granularity.name}") as bench:
+            for num_ctas in (8, 16, 36):
+                works: dict[str, Callable[[], None]] = {
+                    "copy": partial(bench.copy, num_ctas, bulk=False)
+                }
+                for batch in BATCHES:
+                    launcher = bench.launcher(num_ctas, flag_batch=batch)
+                    works[f"{granularity.name}, flag_batch {batch}"] = partial(
+                        launcher.launch, "dispatch"
+                    )
+                rows += bench._rows(
+                    works,
+                    num_iters,
+                    num_ctas,
+                    bench.num_rows * bench.row_bytes,
+                    note="granularity",
+                )
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# All that lies in results/h200_x1, on one H200, in less than 8 minutes: check, time, write.
+#
+#   benchmarks/h200_x1.sh [RESULTS_DIR]
+#
+# Wants nvcc for the plain copy. PYTHON= picks the interpreter.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+results=${1:-results/h200_x1}
+python=${PYTHON:-.venv/bin/python}
+mkdir -p "$results"
+"$python" -m pytest -q -p no:cacheprovider -m gpu tests/gpu
+"$python" -m benchmarks.beside_limit "${results}_beside_limit.csv"
+for experiment in dispatch combine dispatch_granularity; do
+  "$python" -m tilepipe.run +experiment=$experiment hardware=h200_x1 results_dir="$results"
+done
+"$python" -m benchmarks.publish "$results"
+"$python" -m tilepipe.validate "$results"
