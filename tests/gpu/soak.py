@@ -14,11 +14,14 @@ import numpy as np
 import torch
 from cutlass import Boolean, Int32, Int64
 from cutlass.cute.runtime import make_ptr
+from cutlass.memory import SmemAllocator
 
 from tilepipe.fabric.table import NUM_SLOTS, Slot, Word
 from tilepipe.kernels import combine, dispatch, protocol
 from tilepipe.kernels.constants import Constants
+from tilepipe.kernels.edges import Edge
 from tilepipe.kernels.memory import LANES, address, buffer, element
+from tilepipe.kernels.move import move_rows, warp_memory
 from tilepipe.kernels.pace import sleep_until
 from tilepipe.kernels.semaphore import Scope, load_relaxed, now_ns, publish_add, wait_at_least
 
@@ -80,6 +83,8 @@ def soak_entry(constants: Constants, num_launches: int, *, delay: Delay):
         lane, own_warp = cute.arch.lane_idx(), cute.arch.make_warp_uniform(cute.arch.warp_idx())
         rank, part = cta % num_ranks, cta // num_ranks
         warp, num_warps = part * constants.num_warps + own_warp, NUM_CTAS * constants.num_warps
+        memory = SmemAllocator()
+        ring, barriers = warp_memory(memory, own_warp, lane, constants, moves=True, reduces=False)
         met = Int32(0)
         meeting = meetings + rank * 32
         wanted = cute.make_tensor(expected, cute.make_layout(1 << 20))
@@ -107,10 +112,10 @@ def soak_entry(constants: Constants, num_launches: int, *, delay: Delay):
                 _rank_barrier(meeting, met, thread, abort, limit_ns)
                 _sleep(rank, delay.rank, delay.send_us)
                 if cutlass.const_expr(exchange):
-                    dispatch.send_rows(table, rank, lane, constants, Int64(0), Int64(0))
+                    _move(Edge.dispatch, table, rank, lane, constants, ring, barriers, limit_ns)
                     dispatch.wait_rows(table, rank, warp, num_warps, lane, constants, limit_ns)
                 else:
-                    combine.push_rows(table, rank, lane, constants, Int64(0), Int64(0))
+                    _move(Edge.home, table, rank, lane, constants, ring, barriers, limit_ns)
                     combine.wait_home(table, rank, warp, num_warps, lane, constants, limit_ns)
                 met += NUM_CTAS
                 _rank_barrier(meeting, met, thread, abort, limit_ns)
@@ -148,6 +153,21 @@ def soak_entry(constants: Constants, num_launches: int, *, delay: Delay):
         )
 
     return host
+
+
+@cute.jit
+def _move(
+    edge: cutlass.Constexpr,
+    table: cute.Pointer,
+    rank: Int32,
+    lane: Int32,
+    constants: cutlass.Constexpr,
+    ring: Int32,
+    barriers: Int32,
+    limit_ns: Int64,
+):
+    zero = Int64(0)
+    move_rows(edge, table, rank, lane, ring, barriers, constants, zero, zero, limit_ns)
 
 
 @cute.jit

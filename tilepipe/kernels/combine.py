@@ -13,7 +13,7 @@ from cutlass.memory import SmemAllocator
 
 from tilepipe.fabric.table import Role, Slot, Word
 from tilepipe.kernels.constants import Constants
-from tilepipe.kernels.flags import must_raise, raise_owed
+from tilepipe.kernels.edges import Edge
 from tilepipe.kernels.memory import (
     LANES,
     VECTOR_BYTES,
@@ -23,103 +23,19 @@ from tilepipe.kernels.memory import (
     shared_table,
     word,
 )
-from tilepipe.kernels.pace import sleep_until, wait_for_link
+from tilepipe.kernels.move import move_rows, warp_memory
 from tilepipe.kernels.queue import claim_for_warp
 from tilepipe.kernels.reduction import (
     add_column,
     columns_of,
     fetch_column,
-    ring_bytes,
     stages_of,
     units_of,
 )
 from tilepipe.kernels.semaphore import Scope, load_relaxed, wait_at_least
-from tilepipe.kernels.simt import copy_row
-from tilepipe.kernels.watchdog import abort_word, give_up
-from tilepipe.schedule.packed import SLOT_BITS, TOKEN_BITS
+from tilepipe.kernels.watchdog import give_up
 
-__all__ = ["combine_entry", "push_rows", "reduce_tokens", "wait_home"]
-
-
-@cute.jit
-def push_rows(
-    table: cute.Pointer,
-    rank: Int32,
-    lane: Int32,
-    constants: cutlass.Constexpr,
-    row_cost_ns: Int64,  # time that a row takes on a paced link
-    latency_ns: Int64,  # of a paced link
-):
-    """Push rows home until none is left to claim. Called by all lanes of a warp; never waits for
-    a peer, so no two ranks can wait for each other."""
-    num_returns = buffer(address(table, rank, Slot.words), Int32)[int(Word.num_returns)]
-
-    # Three claims ahead: the row here has its way home, the next its place, the third its claim.
-    # Addresses are looked up where they are used: with 32 warps no register is spare.
-    here = cute.arch.shuffle_sync(_claim(table, rank, lane), 0)
-    coming = cute.arch.shuffle_sync(_claim(table, rank, lane), 0)
-    later = cute.arch.shuffle_sync(_claim(table, rank, lane), 0)
-    row = _returning(table, rank, here, num_returns)
-    coming_row = _returning(table, rank, coming, num_returns)
-    home = _home(table, rank, row)
-    flag, due, num_owed = Int64(0), Int64(0), Int32(0)
-    alive = abort_word(table, rank) == 0
-    while alive and here < num_returns:
-        claimed = _claim(table, rank, lane)
-        stop = abort_word(table, rank)  # looked at only once the row is stored
-        later_row = _returning(table, rank, later, num_returns)
-        coming_home = _home(table, rank, coming_row)
-        peer, token, slot = _unpack(home)
-        if cutlass.const_expr(constants.paced):
-            due = wait_for_link(table, rank, peer, lane, constants, row_cost_ns) + latency_ns
-        if lane == num_owed:
-            if cutlass.const_expr(constants.by_rank):
-                flag = address(table, peer, Slot.rank_ready) + Int64(rank) * 4
-            else:
-                flag = address(table, peer, Slot.token_ready) + Int64(token) * 4
-        num_owed += 1
-        home_row = Int64(token) * constants.num_topk + slot
-        copy_row(
-            address(table, rank, Slot.y) + Int64(row) * constants.row_bytes,
-            address(table, peer, Slot.home_y) + home_row * constants.row_bytes,
-            lane,
-            constants.row_bytes,
-            constants.num_loads,
-        )
-        if must_raise(num_owed, due, constants):
-            if cutlass.const_expr(constants.paced):
-                sleep_until(due)
-            alive = cute.arch.vote_all_sync(stop == 0)
-            if alive:
-                raise_owed(flag, num_owed, lane, Int32(constants.num_chunks), False)
-            num_owed = Int32(0)
-        here, row, home = coming, coming_row, coming_home
-        coming, coming_row = later, later_row
-        later = cute.arch.shuffle_sync(claimed, 0)
-    if alive and num_owed > 0:
-        if cutlass.const_expr(constants.paced):
-            sleep_until(due)
-        raise_owed(flag, num_owed, lane, Int32(constants.num_chunks), False)
-
-
-def _claim(table: cute.Pointer, rank: Int32, lane: Int32) -> Int32:
-    return claim_for_warp(word(address(table, rank, Slot.words), Word.push_queue), lane)
-
-
-def _returning(table: cute.Pointer, rank: Int32, place: Int32, num_returns: Int32) -> Int32:
-    """Receive row at a place of the sending order; of the last one where it is past the end."""
-    place = cutlass.max(cutlass.min(place, num_returns - 1), 0)
-    return buffer(address(table, rank, Slot.returns), Int32)[place]
-
-
-def _home(table: cute.Pointer, rank: Int32, row: Int32) -> Int64:
-    return buffer(address(table, rank, Slot.row_home), Int64)[row]
-
-
-def _unpack(home: Int64) -> tuple[Int32, Int32, Int32]:
-    """Source rank, token and slot of a `row_home` word."""
-    rank = Int32(home >> (TOKEN_BITS + SLOT_BITS))
-    return rank, Int32(home >> SLOT_BITS), Int32(home) & ((1 << SLOT_BITS) - 1)
+__all__ = ["combine_entry", "reduce_tokens", "wait_home"]
 
 
 @cute.jit
@@ -313,14 +229,23 @@ def combine_entry(constants: Constants, *, push: bool, reduce: bool):
         memory = SmemAllocator()
         num_threads = constants.num_warps * LANES
         table = shared_table(table, memory, constants.num_ranks, thread, num_threads)
+        ring, barriers = warp_memory(memory, warp, lane, constants, moves=push, reduces=reduce)
         rank = first_rank + cta % num_ranks
         if cutlass.const_expr(push):
-            push_rows(table, rank, lane, constants, row_cost_ns, latency_ns)
+            move_rows(
+                Edge.home,
+                table,
+                rank,
+                lane,
+                ring,
+                barriers,
+                constants,
+                row_cost_ns,
+                latency_ns,
+                limit_ns,
+            )
         if cutlass.const_expr(reduce):
             out = Slot.out if push else Slot.reduced
-            own = ring_bytes(constants)
-            rings = memory.allocate_array(Int32, constants.num_warps * own // 4, byte_alignment=128)
-            ring = Int32(rings.toint()) + warp * own
             reduce_tokens(table, rank, lane, ring, constants, out, push, limit_ns)
         else:
             wait_home(

@@ -1,8 +1,6 @@
-"""Dispatch: every warp claims rows in plan order, pushes them to their experts and raises flags.
+"""Dispatch: rows are pushed to their experts in plan order, and all that come here waited for.
 
-Knows nothing of GEMM and combine. A warp works on a pipeline of three rows: one that it copies, one
-whose descriptor is on its way, one that it is claiming; so no latency of a claim or a descriptor is
-seen while rows are large. Counters count rows, so any warp of any CTA may take any row.
+Knows nothing of GEMM and combine. Counters count rows, so any warp of any CTA may take any row.
 """
 
 import cuda.bindings.driver as cuda
@@ -14,92 +12,13 @@ from cutlass.memory import SmemAllocator
 from tilepipe.config.choices import Granularity
 from tilepipe.fabric.table import Role, Slot, Word
 from tilepipe.kernels.constants import Constants
-from tilepipe.kernels.flags import must_raise, raise_owed
-from tilepipe.kernels.memory import LANES, address, buffer, element, load_words, shared_table, word
-from tilepipe.kernels.pace import sleep_until, wait_for_link
-from tilepipe.kernels.queue import claim_for_warp
+from tilepipe.kernels.edges import Edge
+from tilepipe.kernels.memory import LANES, address, buffer, element, shared_table
+from tilepipe.kernels.move import move_rows, warp_memory
 from tilepipe.kernels.semaphore import Scope, load_relaxed, wait_at_least
-from tilepipe.kernels.simt import copy_row
-from tilepipe.kernels.watchdog import abort_word, give_up
-from tilepipe.schedule.packed import SLOT_BITS, TOKEN_BITS
+from tilepipe.kernels.watchdog import give_up
 
-__all__ = ["dispatch_entry", "send_rows", "wait_rows"]
-
-_SEND_BYTES = 16
-
-
-@cute.jit
-def send_rows(
-    table: cute.Pointer,
-    rank: Int32,
-    lane: Int32,
-    constants: cutlass.Constexpr,
-    row_cost_ns: Int64,  # time that a row takes on a paced link
-    latency_ns: Int64,  # of a paced link
-):
-    """Push rows of `rank` until none is left to claim. Called by all lanes of a warp."""
-    words = address(table, rank, Slot.words)
-    num_sends = buffer(words, Int32)[int(Word.num_sends)]
-    epoch = buffer(words, Int32)[int(Word.epoch)]
-    per_row_flag = constants.granularity is Granularity.token
-    value = epoch if per_row_flag else Int32(1)
-
-    # Addresses are looked up where they are used: with 32 warps no register is spare.
-    here = cute.arch.shuffle_sync(_claim(table, rank, lane), 0)
-    coming = cute.arch.shuffle_sync(_claim(table, rank, lane), 0)
-    token, peer_slot, row, counter = _descriptor(table, rank, here, num_sends)
-    flag, due, num_owed = Int64(0), Int64(0), Int32(0)
-    alive = abort_word(table, rank) == 0
-    while alive and here < num_sends:
-        claimed = _claim(table, rank, lane)
-        stop = abort_word(table, rank)  # looked at only once the row is stored
-        following = _descriptor(table, rank, coming, num_sends)
-        peer, slot = peer_slot >> SLOT_BITS, peer_slot & ((1 << SLOT_BITS) - 1)
-        if cutlass.const_expr(constants.paced):
-            due = wait_for_link(table, rank, peer, lane, constants, row_cost_ns) + latency_ns
-        # Order among the stores of a row is free: all of them precede its flag.
-        if lane == 0:
-            home = (Int64(rank) << (TOKEN_BITS + SLOT_BITS)) | (Int64(token) << SLOT_BITS) | slot
-            buffer(address(table, peer, Slot.row_home), Int64)[row] = home
-        if lane == num_owed:
-            if cutlass.const_expr(per_row_flag):
-                flag = address(table, peer, Slot.row_flag) + Int64(row) * 4
-            else:
-                flag = address(table, peer, Slot.ready) + Int64(counter) * 4
-        num_owed += 1
-        copy_row(
-            address(table, rank, Slot.x) + Int64(token) * constants.row_bytes,
-            address(table, peer, Slot.recv_x) + Int64(row) * constants.row_bytes,
-            lane,
-            constants.row_bytes,
-            constants.num_loads,
-        )
-        if must_raise(num_owed, due, constants):
-            if cutlass.const_expr(constants.paced):
-                sleep_until(due)
-            alive = cute.arch.vote_all_sync(stop == 0)
-            if alive:
-                raise_owed(flag, num_owed, lane, value, per_row_flag)
-            num_owed = Int32(0)
-        here = coming
-        token, peer_slot, row, counter = following
-        coming = cute.arch.shuffle_sync(claimed, 0)
-    if alive and num_owed > 0:
-        if cutlass.const_expr(constants.paced):
-            sleep_until(due)
-        raise_owed(flag, num_owed, lane, value, per_row_flag)
-
-
-def _claim(table: cute.Pointer, rank: Int32, lane: Int32) -> Int32:
-    return claim_for_warp(word(address(table, rank, Slot.words), Word.send_queue), lane)
-
-
-def _descriptor(
-    table: cute.Pointer, rank: Int32, place: Int32, num_sends: Int32
-) -> tuple[Int32, ...]:
-    """The four words of a row to send; of the last one where `place` is past the end."""
-    place = cutlass.max(cutlass.min(place, num_sends - 1), 0)
-    return load_words(address(table, rank, Slot.sends) + Int64(place) * _SEND_BYTES)
+__all__ = ["dispatch_entry", "wait_rows"]
 
 
 @cute.jit
@@ -199,8 +118,20 @@ def dispatch_entry(constants: Constants):
         memory = SmemAllocator()
         num_threads = constants.num_warps * LANES
         table = shared_table(table, memory, constants.num_ranks, thread, num_threads)
+        ring, barriers = warp_memory(memory, warp, lane, constants, moves=True, reduces=False)
         rank = first_rank + cta % num_ranks
-        send_rows(table, rank, lane, constants, row_cost_ns, latency_ns)
+        move_rows(
+            Edge.dispatch,
+            table,
+            rank,
+            lane,
+            ring,
+            barriers,
+            constants,
+            row_cost_ns,
+            latency_ns,
+            limit_ns,
+        )
         wait_rows(
             table,
             rank,

@@ -14,14 +14,15 @@ import torch
 from cutlass import Int32, Int64
 from cutlass.cute.runtime import make_fake_stream, make_ptr
 
-from tilepipe.config.choices import Granularity, HomeGranularity
+from tilepipe.config.choices import Copy, Granularity, HomeGranularity
 from tilepipe.kernels.combine import combine_entry
 from tilepipe.kernels.compile import Code, compile_code
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.dispatch import dispatch_entry
-from tilepipe.kernels.memory import LANES, table_bytes
+from tilepipe.kernels.memory import LANES
+from tilepipe.kernels.move import SHARED_BYTES, shared_bytes
 from tilepipe.kernels.protocol import GATE_THREADS, gate_entry
-from tilepipe.kernels.reduction import max_rings, ring_bytes
+from tilepipe.kernels.reduction import max_rings
 from tilepipe.kernels.residency import Residency, residency_of
 from tilepipe.schedule.settings import PlanSettings
 from tilepipe.schedule.shape import Shape
@@ -56,6 +57,15 @@ LAUNCHES: dict[str, Callable[[Constants], Any]] = {
 }
 
 
+# What a launch does with rows.
+_PARTS = {
+    "dispatch": {"moves": True, "reduces": False},
+    "combine": {"moves": True, "reduces": True},
+    "push": {"moves": True, "reduces": False},
+    "reduce": {"moves": False, "reduces": True},
+}
+
+
 class CompileError(RuntimeError):
     """A kernel did not compile; the message names it and what the compiler said."""
 
@@ -65,8 +75,10 @@ class Knobs:
     """How communication kernels are launched."""
 
     num_ctas: int  # of each rank
+    copy: Copy = Copy.simt
     num_warps: int = 16  # of a CTA
-    num_loads: int = 14  # 16-byte loads that a lane has in flight
+    num_loads: int = 14  # SIMT: 16-byte loads that a lane has in flight
+    num_stages: int = 3  # TMA: pieces of a row that a warp's ring holds
     flag_batch: int = 4  # rows of a warp whose flags share one release fence
     pace_gbps: float | None = None  # 1e9 byte/s of each link; None: not throttled
     pace_latency_ns: int = 0
@@ -100,15 +112,30 @@ def constants_of(name: str, settings: PlanSettings, shape: Shape, knobs: Knobs) 
     if name == "reduce":
         return Constants(num_warps=_REDUCE_WARPS, **rows, **group)
     constants = Constants(
+        # Rows without payload, sent for their way home alone, are nothing to copy in bulk.
+        copy=knobs.copy if hidden else Copy.simt,
         num_warps=knobs.num_warps,
         num_loads=knobs.num_loads,
+        num_stages=knobs.num_stages,
         flag_batch=knobs.flag_batch,
         **rows,
         **group,
     )
     if name == "combine":
         _check_combine(constants)
+    _check_rings(name, constants)
     return constants
+
+
+def _check_rings(name: str, constants: Constants) -> None:
+    """Refuse rings that an SM has no room for."""
+    needed = shared_bytes(constants, **_PARTS[name])
+    if needed > SHARED_BYTES:
+        raise ValueError(
+            f"kernel.num_stages={constants.num_stages}: {constants.num_warps} warps x that many "
+            f"stages of {constants.piece_bytes} bytes need {needed} bytes of shared memory, and an "
+            f"SM has {SHARED_BYTES}; lower it, or kernel.num_comm_warps"
+        )
 
 
 def _check_combine(constants: Constants) -> None:
@@ -175,11 +202,9 @@ class Launcher:
         num_ranks, knobs = self._settings.num_ranks, self._knobs
         is_gate = name.startswith("open")
         num_threads = GATE_THREADS if is_gate else constants.num_warps * LANES
-        reduces = name in ("combine", "reduce")
-        shared_bytes = 0 if is_gate else table_bytes(num_ranks)
-        shared_bytes += ring_bytes(constants) * constants.num_warps if reduces else 0
+        dynamic_bytes = 0 if is_gate else shared_bytes(constants, **_PARTS[name])
         found = self.residency[name] = residency_of(
-            code, num_threads=num_threads, dynamic_bytes=shared_bytes
+            code, num_threads=num_threads, dynamic_bytes=dynamic_bytes
         )
         ranks = (self._table, Int32(0), Int32(num_ranks))
         if is_gate:

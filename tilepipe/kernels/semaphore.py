@@ -32,6 +32,7 @@ __all__ = [
     "publish_add",
     "publish_set",
     "raise_to",
+    "release_bulk_fence",
     "release_fence",
     "set_relaxed",
     "wait_at_least",
@@ -56,6 +57,17 @@ def release_fence(scope: cutlass.Constexpr):
         cute.arch.fence_acq_rel_sys()
     else:
         cute.arch.fence_acq_rel_gpu()
+
+
+@cute.jit
+def release_bulk_fence(scope: cutlass.Constexpr):
+    """As `release_fence`, for rows stored by bulk copies of this thread that have completed.
+
+    The copies ran in the async proxy; the proxy fence makes sure that the generic release which
+    follows covers them.
+    """
+    cute.arch.fence_proxy("async.global")
+    release_fence(scope)
 
 
 @cute.jit
