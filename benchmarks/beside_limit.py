@@ -3,9 +3,10 @@
     python -m benchmarks.beside_limit OUT.csv
 
 Needs nvcc and one GPU of 132 SMs or more. Workload deepseek_v3_ep8_rank, 4096 tokens, one rank: its
-32 768 rows are gathered, moved and checked as in the experiments. `copy` is copy_limit.cu on these
-very rows: from the same source row to the same target row, in sending order. Ratios are medians of
-pairs with a 95 % interval; every value below comes from one run.
+32 768 rows. `copy` is copy_limit.cu on these very rows: from the same source row to the same target
+row, in sending order. Each contender is run on poisoned memory and compared bit for bit before it
+is timed, and what the last launch left is compared again. Ratios are medians of pairs with a 95 %
+interval; every value below comes from one run.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,16 +29,20 @@ from omegaconf import OmegaConf
 from tilepipe.config.choices import Granularity
 from tilepipe.config.register import CONF_DIR, register
 from tilepipe.config.schemas import Config, config_from_dict
-from tilepipe.experiments.cuda.session import CudaSession
+from tilepipe.experiments.cuda.oracle import poison
+from tilepipe.experiments.cuda.session import opened_session
 from tilepipe.experiments.setting import Memory
 from tilepipe.fabric.table import Slot
 from tilepipe.kernels.launcher import Launcher
 from tilepipe.measure.contenders import run_interleaved
 from tilepipe.measure.stats import median_interval, paired_ratio
+from tilepipe.schedule.packed import SLOT_BITS
 
 CTAS = (4, 8, 12, 16, 24, 36, 48)
 NUM_ITERS = 30
 BATCHES = (1, 2, 4, 8, 16)
+# Number of the launch whose payload the rows carry; the same for all, as the copies know no other.
+_PAYLOAD = 1
 
 
 def main() -> int:
@@ -62,10 +68,11 @@ def main() -> int:
 
 def _build() -> ctypes.CDLL:
     source = Path(__file__).with_name("copy_limit.cu")
-    target = Path(tempfile.mkdtemp(prefix="tilepipe-copy-"), "libcopy_limit.so")
     words = ["nvcc", "-std=c++17", "-O3", "-arch=sm_90", "-shared", "-Xcompiler", "-fPIC"]
-    subprocess.run([*words, "-o", str(target), str(source)], check=True)
-    library = ctypes.CDLL(str(target))
+    with tempfile.TemporaryDirectory(prefix="tilepipe-copy-") as folder:
+        target = Path(folder, "libcopy_limit.so")
+        subprocess.run([*words, "-o", str(target), str(source)], check=True)
+        library = ctypes.CDLL(str(target))  # stays mapped when the file is gone
     library.copy_limit_launch.argtypes = [ctypes.c_int] * 2 + [ctypes.c_void_p] * 5
     return library
 
@@ -95,13 +102,14 @@ class _Bench:
         is_dispatch = operation == "dispatch"
         self.work = "dispatch" if is_dispatch else "push"
         memory = Memory(dispatch_hidden=hidden) if is_dispatch else Memory(home_hidden=hidden)
-        self.session = CudaSession(self.config, memory)
+        self._open = ExitStack()
+        self.session = self._open.enter_context(opened_session(self.config, memory))
         self.group = self.session.group
         if is_dispatch:
-            self.session.fill_rows_to_send(1)
+            self.session.fill_rows_to_send(_PAYLOAD)
         else:
             self.session.exchange_homes()
-            self.session.fill_received(1)
+            self.session.fill_received(_PAYLOAD)
         self.num_rows = len(self.session.group.routing.topk_idx[0].reshape(-1))
         self.row_bytes = 2 * hidden
         assert library.copy_limit_rows() == self.num_rows
@@ -112,7 +120,8 @@ class _Bench:
         return self
 
     def __exit__(self, *error: object) -> None:
-        del self.session, self.group, self._source, self._target
+        self._open.close()
+        del self._open, self.session, self.group, self._source, self._target
         torch.cuda.empty_cache()
 
     def _places(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -125,7 +134,8 @@ class _Bench:
         returns = group.tensor(0, Slot.returns)[: self.num_rows].contiguous()
         homes = group.tensor(0, Slot.row_home)[returns.long()]
         topk = self.config.workload.num_topk
-        to = ((homes >> 16) * topk + (homes & 0xFFFF)).to(torch.int32)
+        slot = homes & ((1 << SLOT_BITS) - 1)
+        to = ((homes >> SLOT_BITS) * topk + slot).to(torch.int32)
         return group.tensor(0, Slot.y), group.tensor(0, Slot.home_y), returns, to
 
     def copy(self, num_ctas: int, *, bulk: bool) -> None:
@@ -142,6 +152,7 @@ class _Bench:
             group.settings,
             group.shape,
             replace(group.knobs, num_ctas=num_ctas, **knobs),
+            ranks=group.ranks,
             limit_ns=2 * 10**9,
         )
         launcher.prepare(self.work)
@@ -168,7 +179,7 @@ class _Bench:
                 "copy_bulk": partial(self.copy, num_ctas, bulk=True),
                 self.work: partial(launcher.launch, self.work),
             }
-            rows += self._rows(contenders, num_iters, num_ctas, self.num_rows * self.row_bytes)
+            rows += self.rows(contenders, num_iters, num_ctas, self.num_rows * self.row_bytes)
         return rows
 
     def reduction(self, num_iters: int) -> list[dict[str, object]]:
@@ -182,17 +193,48 @@ class _Bench:
             "memcpy": lambda: other.copy_(half),
             "reduce": partial(self.group.launcher.launch, "reduce"),
         }
-        return self._rows(contenders, num_iters, None, moved, base="memcpy")
+        return self.rows(contenders, num_iters, None, moved, base="memcpy")
 
-    def _rows(
+    def _check(self, name: str) -> None:
+        """Raise where the moved rows, or the reduced tokens, are not what they must be."""
+        group, oracle = self.group, self.session.oracle(0)
+        words = {"contender": name, "stage": "beside"}
+        if name == "memcpy":
+            return
+        if name == "reduce":
+            verdict = oracle.check_combined(_PAYLOAD, group.tensor(0, Slot.reduced), **words)
+            assert verdict.passed, f"{name}: {verdict.detail}"
+        elif self.operation == "dispatch":
+            layout = group.plans[0].layout
+            verdict = oracle.check_dispatched(_PAYLOAD, self._target, layout, **words)
+            assert verdict.passed, f"{name}: {verdict.detail}"
+        else:
+            source, target = self._from.long(), self._to.long()
+            same = torch.equal(self._target[target], self._source[source])
+            assert same, f"{name}: other rows than those to move"
+
+    def _check_poisoned(self, name: str, work: Callable[[], None]) -> None:
+        """Run a contender once on poisoned memory and check what it has left."""
+        if name == "reduce":
+            poison(self.group.tensor(0, Slot.reduced))
+        elif name != "memcpy":
+            poison(self._target)
+        self.group.open(exchange=self.operation == "dispatch")
+        work()
+        self.group.synchronize()
+        self._check(name)
+
+    def rows(
         self,
         works: dict[str, Callable[[], None]],
         num_iters: int,
         num_ctas: int | None,
         num_bytes: int,
         base: str = "copy",
-        note: str = "",
+        granularity: str = "",
     ) -> list[dict[str, object]]:
+        for name, work in works.items():
+            self._check_poisoned(name, work)
         with self.session.clock_watch() as watch:
             samples = run_interleaved(
                 {name: self.timed(work) for name, work in works.items()},
@@ -200,6 +242,7 @@ class _Bench:
                 num_iters=num_iters,
                 barrier=lambda: None,
             )
+        self._check(list(works)[-1])
         times = {
             name: np.array([s.duration_ns for s in samples if s.contender == name], np.int64)
             for name in works
@@ -207,11 +250,13 @@ class _Bench:
         rows = []
         for name, taken in times.items():
             middle, ratio = median_interval(taken), paired_ratio(times[base], taken)
+            contender, _, batch = name.partition(" ")
             rows.append(
                 {
                     "operation": self.operation,
-                    "contender": name,
-                    "note": note,
+                    "contender": contender,
+                    "granularity": granularity,
+                    "flag_batch": batch,
                     "num_ctas": num_ctas,
                     "median_us": round(middle.value / 1e3, 2),
                     "low_us": round(middle.low / 1e3, 2),
@@ -240,15 +285,13 @@ def _granularity(library: ctypes.CDLL, num_iters: int) -> list[dict[str, object]
                 }
                 for batch in BATCHES:
                     launcher = bench.launcher(num_ctas, flag_batch=batch)
-                    works[f"{granularity.name}, flag_batch {batch}"] = partial(
-                        launcher.launch, "dispatch"
-                    )
-                rows += bench._rows(
+                    works[f"dispatch {batch}"] = partial(launcher.launch, "dispatch")
+                rows += bench.rows(
                     works,
                     num_iters,
                     num_ctas,
                     bench.num_rows * bench.row_bytes,
-                    note="granularity",
+                    granularity=granularity.name,
                 )
     return rows
 

@@ -1,12 +1,16 @@
 #!/usr/bin/env bash
 # All that lies in results/h200_x1, on one H200, in less than 8 minutes: check, time, write.
 #
-#   benchmarks/h200_x1.sh [RESULTS_DIR]
+#   benchmarks/h200_x1.sh [RESULTS_DIR]     (outputs/h200_x1 if not given; must not exist yet)
 #
 # Wants nvcc for the plain copy. PYTHON= picks the interpreter.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-results=${1:-results/h200_x1}
+results=${1:-outputs/h200_x1}
+if [ -e "$results" ]; then
+  echo "$results exists: old and new figures would mix; name another folder" >&2
+  exit 2
+fi
 python=${PYTHON:-.venv/bin/python}
 mkdir -p "$results"
 "$python" -m pytest -q -p no:cacheprovider -m gpu tests/gpu

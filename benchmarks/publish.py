@@ -2,8 +2,8 @@
 
     python -m benchmarks.publish results/h200_x1
 
-Removes logs and locks, the host's name and kernel, and the folder from which the program was typed;
-nothing that was measured changes.
+Removes logs and locks, names of host and kernel, serial numbers of GPUs, and the folder from which
+the program was typed; nothing that was measured changes.
 """
 
 import json
@@ -13,11 +13,17 @@ from pathlib import Path
 
 
 def main() -> int:
-    for folder in map(Path, sys.argv[1:]):
+    folders = [Path(word) for word in sys.argv[1:]]
+    if not folders or not all(folder.is_dir() for folder in folders):
+        sys.stderr.write("usage: python -m benchmarks.publish RESULTS_DIR...\n")
+        return 2
+    for folder in folders:
         for path in sorted(folder.glob("*/*/point.json")):
             point = json.loads(path.read_text(encoding="utf-8"))
             facts = point["provenance"]
             facts["host"].update(hostname=None, kernel=None)
+            for gpu in (facts["gpu"] or {}).get("gpus", ()):
+                gpu["uuid"] = None
             words = facts["command_line"]
             if words:
                 words[0] = Path(words[0]).name

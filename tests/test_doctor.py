@@ -756,12 +756,11 @@ def test_two_h200_are_told_with_their_links_and_what_auto_makes_of_them(seen):
         (
             "kernels",
             "missing",
-            "this version has dispatch and combine with kernel.copy=simt, for ranks that share one "
-            "GPU (launch.fabric=loopback); other points end unsupported",
+            "this version has dispatch and combine; other points end unsupported",
         ),
     ]
     assert facts[-1].next_step == (
-        "type kernel=dispatch launch.fabric=loopback for these, hardware=cpu for the host executor"
+        "type kernel=dispatch or kernel=combine for these, hardware=cpu for the host executor"
     )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from tilepipe.config import detect
@@ -46,6 +47,13 @@ def axes(composed) -> Callable[..., dict[str, list[str]]]:
 
     def sweep(*words: str) -> dict[str, list[str]]:
         params = OmegaConf.to_container(composed(*words).hydra.sweeper.params, resolve=True)
-        return {key: str(values).split(",") for key, values in params.items()}
+        parse = OverridesParser.create().parse_override
+        found = {key: parse(f"{key}={values}") for key, values in params.items()}
+        return {
+            key: list(override.sweep_string_iterator())
+            if override.is_sweep_override()
+            else [override.get_value_element_as_str()]
+            for key, override in found.items()
+        }
 
     return sweep

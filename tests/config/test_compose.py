@@ -15,8 +15,10 @@ EXPERIMENTS = sorted(path.stem for path in (CONF_DIR / "experiment").glob("*.yam
 HARDWARE = sorted(path.stem for path in (CONF_DIR / "hardware").glob("*.yaml"))
 WORKLOADS = sorted(path.stem for path in (CONF_DIR / "workload").glob("*.yaml"))
 LAWS = sorted(path.stem for path in (CONF_DIR / "routing").glob("*.yaml"))
-CTAS = ["4", "8", "12", "16", "24", "36", "48"]
+CTAS = ["8", "12", "16", "24", "36", "48"]
 TOKENS = ["2048", "4096", "8192", "16384"]
+# What a sweep of one copy alone runs where there are no copies.
+ONE_POINT = ("dispatch_simt_depth", "dispatch_tma_depth")
 TRACED = ("routing=trace", "routing.path=F", "workload=qwen15_moe", "launch.num_ranks=4")
 
 
@@ -42,7 +44,8 @@ def test_the_last_point_of_every_sweep_composes(experiment, hardware, container,
 
     check_config(config)
     if hardware == "cpu":
-        assert 2 <= math.prod(len(values) for values in sweep.values()) <= 8
+        num_points = math.prod(len(values) for values in sweep.values())
+        assert num_points == 1 if experiment in ONE_POINT else 2 <= num_points <= 8
         assert (config.workload.hidden, config.launch.num_ranks) == (512, 4)
         assert config.measure.num_iters == 10
 
@@ -54,8 +57,8 @@ def test_gpu_sweeps_are_those_of_the_reference(axes):
     }
 
     for name in ("dispatch", "combine"):
-        assert found[name]["kernel.copy"] == ["simt"]
-        assert found[name]["workload.num_tokens"] == ["4096"]
+        assert found[name]["kernel.copy"] == ["simt", "tma"]
+        assert found[name]["workload.num_tokens"] == TOKENS
         assert found[name]["kernel.num_comm_ctas"] == CTAS
     assert found["dispatch_gemm"]["workload.num_tokens"] == TOKENS
     assert found["dispatch_gemm"]["kernel.num_comm_ctas"] == ["8", "12", "16", "24", "36"]
@@ -98,6 +101,83 @@ def test_dispatch_granularity_sweeps_batches_of_flags_where_there_are_any(axes):
         "kernel.granularity": ["tile", "token", "expert"],
         "kernel.flag_batch": ["null"],
     }
+
+
+@pytest.mark.parametrize("experiment", ["decode", "combine_decode"])
+def test_decoding_is_swept_by_copy_and_cache_where_there_are_any(experiment, axes):
+    on_host = axes(f"+experiment={experiment}", "hardware=cpu")
+    on_gpu = axes(f"+experiment={experiment}", "hardware=h200_x1")
+
+    assert on_gpu == {
+        "kernel.copy": ["simt", "tma"],
+        "workload.num_tokens": ["1", "2", "4", "8", "16", "32", "64", "128"],
+        "kernel.num_comm_ctas": ["16"],
+        "measure.l2": ["warm", "cold"],
+    }
+    assert on_host == {
+        "kernel.copy": ["null"],
+        "workload.num_tokens": ["1", "8", "64"],
+        "kernel.num_comm_ctas": ["null"],
+        "measure.l2": ["null"],
+    }
+
+
+# Shared memory for rings, beside which an SM holds tables and barriers.
+RING_BYTES = 200 * 1024
+
+
+def test_every_ring_that_is_swept_fits_and_every_other_of_the_same_depths_does_not(container, axes):
+    words = ("+experiment=dispatch_tma_depth", "hardware=h200_x1")
+    kernels = [
+        container(*words, "kernel.copy=tma", f"kernel={pair}")["kernel"]
+        for pair in axes(*words)["kernel"]
+    ]
+    found = [(kernel["num_comm_warps"], kernel["num_stages"]) for kernel in kernels]
+
+    row_bytes = 2 * container(*words)["workload"]["hidden"]
+    fitting = [
+        (num_warps, num_stages)
+        for num_warps in (2, 4, 8)
+        for num_stages in (1, 2, 3, 4, 6)
+        if num_warps * num_stages * row_bytes <= RING_BYTES
+    ]
+    assert found == fitting
+    assert {kernel["num_loads"] for kernel in kernels} == {None}
+
+
+def test_loads_in_flight_are_swept_with_the_copy_that_has_them(container, axes):
+    words = ("+experiment=dispatch_simt_depth", "hardware=h200_x1")
+
+    sweep = axes(*words)
+
+    assert sweep == {
+        "kernel.copy": ["simt"],
+        "workload.num_tokens": ["4096"],
+        "kernel.num_comm_ctas": ["16"],
+        "kernel.num_comm_warps": ["8", "12", "16", "32"],
+        "kernel.num_loads": ["2", "4", "7", "10", "14"],
+    }
+
+
+KNOBS = ("num_comm_warps", "num_loads", "num_stages", "flag_batch")
+
+
+@pytest.mark.parametrize("operation", ["dispatch", "combine", "dispatch_gemm", "gemm_combine"])
+@pytest.mark.parametrize(
+    ("words", "knobs"),
+    [
+        (("hardware=cpu",), (None, None, None, None)),
+        (("hardware=h200_x1",), (16, 14, None, 4)),
+        (("hardware=h200_x1", "kernel.copy=simt"), (16, 14, None, 4)),
+        (("hardware=h200_x1", "kernel.copy=tma"), (4, None, 3, 4)),
+        (("hardware=h200_x1", "kernel.copy=tma", "kernel.num_stages=6"), (4, None, 6, 4)),
+    ],
+)
+def test_how_rows_are_copied_follows_the_copy(words, knobs, operation, container):
+    config = config_from_dict(container(f"kernel={operation}", *words))
+
+    check_config(config)
+    assert tuple(getattr(config.kernel, key) for key in KNOBS) == knobs
 
 
 @pytest.mark.parametrize("experiment", ["dispatch", "combine", "grouped_gemm", "dispatch_gemm"])

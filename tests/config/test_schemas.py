@@ -17,6 +17,8 @@ REFUSED = [
     ("kernel.num_comm_warps=33", "kernel.num_comm_warps=33: must be in 1..32, or null"),
     ("kernel.num_loads=0", "kernel.num_loads=0: must be in 1..16, or null"),
     ("kernel.num_loads=17", "kernel.num_loads=17: must be in 1..16, or null"),
+    ("kernel.num_stages=0", "kernel.num_stages=0: must be in 1..14, or null"),
+    ("kernel.num_stages=15", "kernel.num_stages=15: must be in 1..14, or null"),
     ("kernel=combine kernel.flag_batch=0", "kernel.flag_batch=0: must be in 1..32, or null"),
     ("kernel.capacity_factor=0", "kernel.capacity_factor=0.0: must be above 0, or null"),
     ("workload.num_tokens=-1", "workload.num_tokens=-1: must be 0 or more"),
@@ -25,7 +27,7 @@ REFUSED = [
     ("measure.num_iters=0", "measure.num_iters=0: must be 1 or more"),
     ("measure.interval=0", "measure.interval=0.0: must be above 0 and below 1, or null"),
     ("measure.interval=1", "measure.interval=1.0: must be above 0 and below 1, or null"),
-    ("launch.pace_gbps=0", "launch.pace_gbps=0.0: must be above 0, or null"),
+    ("launch.pace_gbps=0", "launch.pace_gbps=0.0: must be in 0.1..10000, or null"),
     ("launch.pace_gbps=inf", "launch.pace_gbps=inf: must be a finite number"),
     ("launch.pace_latency_ns=-1", "launch.pace_latency_ns=-1: must be in 0..1000000"),
     ("launch.pace_latency_ns=1000001", "launch.pace_latency_ns=1000001: must be in 0..1000000"),
@@ -63,6 +65,7 @@ REFUSED = [
     ("kernel.num_comm_ctas=auto", "kernel.num_comm_ctas=auto: the host executor has no CTAs"),
     ("kernel.num_comm_warps=8", "kernel.num_comm_warps=8: the host executor has no warps; leave"),
     ("kernel.num_loads=4", "kernel.num_loads=4: the host executor has no loads in flight; leave"),
+    ("kernel.num_stages=3", "kernel.num_stages=3: the host executor has no stages; leave the key"),
     (
         "kernel=combine kernel.flag_batch=2",
         "kernel.flag_batch=2: the host executor has no release fences to share; leave the key out, "
@@ -75,8 +78,27 @@ REFUSED = [
     ),
     (
         "launch.pace_gbps=50",
-        "launch.pace_gbps=50.0: only ranks that share a GPU are throttled; type "
-        "launch.fabric=loopback too",
+        "launch.pace_gbps=50.0: the host executor has no links to throttle; leave the key out, or "
+        "choose hardware with a GPU",
+    ),
+    (
+        "hardware=h200_x1 kernel=dispatch kernel.num_comm_ctas=auto",
+        "kernel.num_comm_ctas=auto: dispatch alone has no best count to find; type counts to sweep",
+    ),
+    (
+        "hardware=h200_x1 kernel=combine kernel.num_comm_warps=21",
+        "kernel.num_comm_warps=21: combine with workload.num_topk=2 has registers and shared "
+        "memory for 20 warps; use at most 20",
+    ),
+    (
+        "hardware=h200_x1 kernel=combine workload.num_experts=64 workload.num_topk=32",
+        "kernel.num_comm_warps=16: combine with workload.num_topk=32 has registers and shared "
+        "memory for 12 warps; use at most 12",
+    ),
+    (
+        "hardware=h200_x1 kernel=dispatch workload.num_experts=64 workload.num_topk=33",
+        "workload.num_topk=33: kernels hold at most 32 slots of a token; lower it, or type "
+        "hardware=cpu",
     ),
     (
         "hardware=h200_x8 launch.pace_latency_ns=7",
@@ -114,8 +136,24 @@ REFUSED = [
         "kernel.num_loads=null: null is for the host executor; leave the key out",
     ),
     (
+        "hardware=h200_x1 kernel.copy=tma kernel.num_stages=null",
+        "kernel.num_stages=null: null is for the host executor; leave the key out",
+    ),
+    (
+        "hardware=h200_x1 kernel.num_stages=3",
+        "kernel.num_stages=3: only kernel.copy=tma takes it; leave the key out, or type that copy",
+    ),
+    (
+        "hardware=h200_x1 kernel=combine kernel.copy=tma kernel.num_loads=4",
+        "kernel.num_loads=4: only kernel.copy=simt takes it; leave the key out, or type that copy",
+    ),
+    (
         "hardware=h200_x1 launch.num_ranks=16 workload.num_experts=16",
         "launch.num_ranks=16: launch.fabric=loopback takes 1..8: its ranks share one GPU",
+    ),
+    (
+        "hardware=h200_x8 launch.num_ranks=64 workload.num_experts=64",
+        "launch.num_ranks=64: launch.fabric=nvshmem takes 1..32: a lane of a warp watches each",
     ),
     ("launch.fabric=nvshmem", "launch.fabric=nvshmem: hardware=cpu has no GPU; use host"),
     ("hardware=h200_x2 launch.fabric=host", "launch.fabric=host: hardware=h200_x2 has GPUs"),
@@ -149,7 +187,7 @@ def test_rebuilding_keeps_every_value_and_changes_nothing_it_was_given(container
 
     assert plain == before
     assert config.kernel == DispatchGemmKernel(
-        copy=Copy.tma, num_comm_ctas=12, num_comm_warps=16, num_loads=14, flag_batch=4
+        copy=Copy.tma, num_comm_ctas=12, num_comm_warps=4, num_stages=3, flag_batch=4
     )
     assert config.routing.hot_share == 0.5
     assert config.hardware.link_gbps == 450.0
@@ -160,9 +198,9 @@ ACCEPTED = [
     "measure.regime=chained measure.l2=warm",
     "measure.max_iters=null measure.interval=null measure.num_iters=500",
     "measure.num_iters=200",  # as many as measure.max_iters
-    "kernel.num_comm_warps=32 kernel.num_loads=16 kernel.flag_batch=32",
+    "kernel=dispatch kernel.num_comm_warps=32 kernel.num_loads=16 kernel.flag_batch=32",
     "kernel.copy=tma kernel.num_loads=null",
-    "kernel.copy=tma kernel.num_loads=4",  # without effect, and no mistake: an axis of a sweep
+    "kernel.copy=tma kernel.num_comm_warps=1 kernel.num_stages=14",
     "launch.wrap=inline launch.num_ranks=8",  # ranks that share a GPU share a process
     "kernel=grouped_gemm",
 ]

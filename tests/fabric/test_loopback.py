@@ -10,9 +10,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tilepipe.config.choices import Layout  # noqa: E402
-from tilepipe.fabric import loopback  # noqa: E402
+from tilepipe.fabric import device_heap  # noqa: E402
+from tilepipe.fabric.device_heap import device_bytes  # noqa: E402
 from tilepipe.fabric.host import ArraySpec  # noqa: E402
-from tilepipe.fabric.loopback import LoopbackHeap, loopback_bytes  # noqa: E402
+from tilepipe.fabric.loopback import LoopbackHeap  # noqa: E402
 from tilepipe.fabric.table import NUM_SLOTS, RECORD_FIELDS, Role, Slot  # noqa: E402
 from tilepipe.fabric.watch import WatchdogTimeout  # noqa: E402
 from tilepipe.kernels.buffers import buffer_specs  # noqa: E402
@@ -87,9 +88,9 @@ def test_no_two_buffers_share_a_byte_and_each_begins_on_a_line(name):
 
 def test_bytes_of_a_rank_are_whole_lines_of_every_buffer():
     # 70, 40, 0 and 32 bytes
-    assert loopback_bytes(SPECS) == 3 * 1024
+    assert device_bytes(SPECS) == 3 * 1024
     assert heap_of().rank_bytes == 3 * 1024
-    assert loopback_bytes({Slot.x: ArraySpec(shape=(1025,), dtype=np.int32)}) == 5 * 1024
+    assert device_bytes({Slot.x: ArraySpec(shape=(1025,), dtype=np.int32)}) == 5 * 1024
 
 
 def test_what_one_rank_stores_is_in_no_other_buffer():
@@ -187,7 +188,7 @@ def test_a_launch_that_ended_in_a_wait_that_reached_its_limit_is_told():
 
 
 def test_a_launch_that_never_ends_is_given_up(monkeypatch):
-    monkeypatch.setattr(loopback, "_GRACE_S", 0.08)
+    monkeypatch.setattr(device_heap, "_GRACE_S", 0.08)
     begin = time.monotonic()
 
     with pytest.raises(WatchdogTimeout) as caught:
@@ -201,7 +202,7 @@ def test_a_launch_that_never_ends_is_given_up(monkeypatch):
 
 
 def test_a_launch_that_never_ends_is_told_by_its_record_where_there_is_one(monkeypatch):
-    monkeypatch.setattr(loopback, "_GRACE_S", 0.02)
+    monkeypatch.setattr(device_heap, "_GRACE_S", 0.02)
     heap = heap_of()
     give_up(heap, 1, role=Role.reduce, item=12, epoch=2, expected=8, seen=7)
 

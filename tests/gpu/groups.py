@@ -8,22 +8,24 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from tilepipe.config.choices import Granularity, HomeGranularity
+from tilepipe.config.choices import Copy, Granularity, HomeGranularity
 from tilepipe.experiments.cuda.oracle import DeviceOracle, poison
 from tilepipe.experiments.cuda.payload import fill_rows, row_bits
 from tilepipe.fabric.table import Slot, Word
+from tilepipe.kernels.bulk import CLAIM_ROWS
 from tilepipe.kernels.group import DeviceGroup
 from tilepipe.kernels.launcher import Knobs, constants_of
 from tilepipe.kernels.reduction import units_of
 from tilepipe.launch.worker import Job, Records, at_job_boundary, run_point
 from tilepipe.measure.gate import BF16_POISON
 from tilepipe.schedule.layout import count_rows
+from tilepipe.schedule.packed import SLOT_BITS, TOKEN_BITS
 from tilepipe.schedule.settings import PlanSettings
 from tilepipe.schedule.shape import Shape
 from tilepipe.workload.routing import Routing
 
-# What a warp has claimed when it finds its queue empty: the places that it works ahead.
-CLAIMS_AHEAD = {Word.send_queue: 2, Word.push_queue: 3, Word.reduce_queue: 2}
+# What a warp has claimed when it finds its queue empty: the claims that it works ahead.
+CLAIMS_AHEAD = {Word.send_queue: 3, Word.push_queue: 3, Word.reduce_queue: 2}
 NEVER = torch.iinfo(torch.int64).min  # poison of a way home
 
 
@@ -137,14 +139,16 @@ class CheckedGroup:
     # What dispatch leaves.
 
     def _received(self, rank: int) -> list[str]:
-        layout, named = self.group.plans[rank].layout, {"contender": "dispatch", "stage": "before"}
-        verdicts = (
-            self.oracles[rank].check_dispatched(
-                self.payload, self.tensor(rank, Slot.recv_x), layout, **named
-            ),
-            self.oracles[rank].check_homes(self.tensor(rank, Slot.row_home), layout, **named),
-        )
-        return [verdict.detail for verdict in verdicts if not verdict.passed]
+        """Rows and their ways home, all experts at once: the oracle asks the device for each."""
+        source, token, slot = (self._moved(part) for part in rows_at(self.routing, rank))
+        held = self._held(rank)
+        rows, homes = _bits(self.tensor(rank, Slot.recv_x)), self.tensor(rank, Slot.row_home)
+        sent = row_bits(self.payload, source, token, self.hidden)
+        ways = source << (TOKEN_BITS + SLOT_BITS) | token << SLOT_BITS | slot
+        return [
+            *_unlike("recv_x", rows[held], sent),
+            *_unlike("row_home", homes[held], ways),
+        ]
 
     def _gaps(self, rank: int) -> list[str]:
         """Receive rows that nobody sends to, those beyond the extent included."""
@@ -234,10 +238,12 @@ class CheckedGroup:
 
         def check(rank: int) -> list[str]:
             words = self.tensor(rank, Slot.words).cpu()
-            expected = {
-                queue: used[queue](rank) + ahead * num_warps if queue in used else 0
-                for queue, ahead in CLAIMS_AHEAD.items()
-            }
+            expected = dict.fromkeys(CLAIMS_AHEAD, 0)
+            for queue, count in used.items():
+                by_bulk = knobs.copy is Copy.tma and queue is not Word.reduce_queue
+                places = CLAIM_ROWS if by_bulk else 1  # of a claim
+                num_claims = -(-count(rank) // places) + CLAIMS_AHEAD[queue] * num_warps
+                expected[queue] = num_claims * places
             return [
                 f"{queue.name} is {int(words[queue])}, not {want}"
                 for queue, want in expected.items()
@@ -303,7 +309,7 @@ def rank_0_sends_nothing(job: Job) -> Records:
     """Runs the point of `job`; in that of SPOILED_TOKENS tokens rank 0 owes its peers rows."""
 
     def body(job: Job, rank: int) -> Records:
-        if job["config"]["workload"]["num_tokens"] == SPOILED_TOKENS:
+        if rank == 0 and job["config"]["workload"]["num_tokens"] == SPOILED_TOKENS:
             DeviceGroup.set_routing = _without_sends(DeviceGroup.set_routing)
         return run_point(job, rank)
 

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from tilepipe.config.choices import Granularity, HomeGranularity
+from tilepipe.config.choices import Copy, Granularity, HomeGranularity
 from tilepipe.experiments.cuda.oracle import DeviceOracle, poison
 from tilepipe.experiments.cuda.payload import fill_rows
 from tilepipe.fabric.table import Slot
@@ -98,7 +98,9 @@ def _fill_received(group: DeviceGroup, rank: int, launch: int) -> None:
 def main() -> int:
     few = Knobs(num_ctas=2, num_warps=4, num_loads=3, flag_batch=3)
     paced = Knobs(num_ctas=2, num_warps=4, num_loads=3, pace_gbps=50.0, pace_latency_ns=500)
+    bulk = Knobs(num_ctas=2, copy=Copy.tma, num_warps=2, num_stages=3, flag_batch=3)
     runs = [partial(run, 2, knobs=few), partial(run, 1, knobs=few), partial(run, 2, knobs=paced)]
+    runs += [partial(run, 2, knobs=bulk)]
     runs += [partial(run, 2, knobs=few, granularity=each) for each in Granularity]
     runs += [partial(run, 4, knobs=few, home_granularity=HomeGranularity.rank)]
     # racecheck slows down far more than the others: one run is then enough.

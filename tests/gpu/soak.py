@@ -16,8 +16,9 @@ from cutlass import Boolean, Int32, Int64
 from cutlass.cute.runtime import make_ptr
 from cutlass.memory import SmemAllocator
 
+from tilepipe.config.choices import Copy
 from tilepipe.fabric.table import NUM_SLOTS, Slot, Word
-from tilepipe.kernels import combine, dispatch, protocol
+from tilepipe.kernels import bulk, combine, dispatch, protocol
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.edges import Edge
 from tilepipe.kernels.memory import LANES, address, buffer, element
@@ -97,7 +98,7 @@ def soak_entry(constants: Constants, num_launches: int, *, delay: Delay):
             for operation in cutlass.range_constexpr(2):
                 exchange = operation == 0
                 if part == 0:
-                    _sleep(rank, delay.rank, delay.entry_us)
+                    _sleep(table, rank, delay.rank, delay.entry_us)
                     protocol.open_launch(
                         table,
                         rank,
@@ -110,7 +111,7 @@ def soak_entry(constants: Constants, num_launches: int, *, delay: Delay):
                     )
                 met += NUM_CTAS
                 _rank_barrier(meeting, met, thread, abort, limit_ns)
-                _sleep(rank, delay.rank, delay.send_us)
+                _sleep(table, rank, delay.rank, delay.send_us)
                 if cutlass.const_expr(exchange):
                     _move(Edge.dispatch, table, rank, lane, constants, ring, barriers, limit_ns)
                     dispatch.wait_rows(table, rank, warp, num_warps, lane, constants, limit_ns)
@@ -120,7 +121,7 @@ def soak_entry(constants: Constants, num_launches: int, *, delay: Delay):
                 met += NUM_CTAS
                 _rank_barrier(meeting, met, thread, abort, limit_ns)
                 if part == 0:
-                    _sleep(rank, delay.rank, delay.read_us)
+                    _sleep(table, rank, delay.rank, delay.read_us)
                 alive = load_relaxed(abort, Int32, Scope.sys) == 0
                 if alive:
                     slot = Slot.recv_x if exchange else Slot.home_y
@@ -167,14 +168,34 @@ def _move(
     limit_ns: Int64,
 ):
     zero = Int64(0)
+    if cutlass.const_expr(constants.copy is Copy.tma):
+        _rearm(barriers, lane, constants)
     move_rows(edge, table, rank, lane, ring, barriers, constants, zero, zero, limit_ns)
 
 
 @cute.jit
-def _sleep(rank: Int32, delayed: cutlass.Constexpr, microseconds: cutlass.Constexpr):
+def _rearm(barriers: Int32, lane: Int32, constants: cutlass.Constexpr):
+    """Barriers of a ring in the phase that its loop expects, which one loop leaves in any."""
+    if lane < constants.num_stages:
+        cute.arch.inline_ptx(
+            "mbarrier.inval.shared::cta.b64 [{$r0}];",
+            read_only_args=[barriers + lane * bulk.BARRIER_BYTES],
+        )
+    bulk.init_ring(barriers, lane, constants)
+    cute.arch.mbarrier_init_fence()
+    cute.arch.sync_warp()
+
+
+@cute.jit
+def _sleep(
+    table: cute.Pointer,
+    rank: Int32,
+    delayed: cutlass.Constexpr,
+    microseconds: cutlass.Constexpr,
+):
     if cutlass.const_expr(microseconds > 0):  # noqa: SIM102  the other is known on the device only
         if rank == delayed:
-            sleep_until(now_ns() + microseconds * 1000)
+            sleep_until(table, rank, now_ns() + microseconds * 1000)
 
 
 @dataclass

@@ -17,14 +17,24 @@ from tests.experiments.groups import random_routing  # noqa: E402
 from tests.experiments.pairwise import pairwise  # noqa: E402
 from tests.experiments.test_conformance import TOKENS  # noqa: E402
 from tests.gpu.groups import CheckedGroup  # noqa: E402
-from tilepipe.config.choices import Granularity, HomeGranularity, Layout, Order  # noqa: E402
+from tilepipe.config.choices import (  # noqa: E402
+    Copy,
+    Granularity,
+    HomeGranularity,
+    Layout,
+    Order,
+)
+from tilepipe.config.limits import MAX_COMBINE_WARPS  # noqa: E402
 from tilepipe.config.register import CONF_DIR  # noqa: E402
 from tilepipe.experiments.cuda.oracle import poison  # noqa: E402
 from tilepipe.fabric.table import Slot, Word  # noqa: E402
-from tilepipe.kernels.launcher import MAX_COMBINE_WARPS, Knobs  # noqa: E402
+from tilepipe.kernels.constants import MAX_PIECE_BYTES  # noqa: E402
+from tilepipe.kernels.launcher import Knobs  # noqa: E402
 from tilepipe.schedule.settings import PlanSettings  # noqa: E402
 
 NUM_LAUNCHES = 3
+# Shared memory for rings, beside tables and barriers.
+RING_BYTES = 200 * 1024
 PACE = {"pace_gbps": 50.0, "pace_latency_ns": 2_000}
 PLAIN = {
     "tokens": "127",
@@ -40,14 +50,16 @@ PLAIN = {
     "layout": Layout.padded,
     "num_ctas": 3,
     "num_warps": 8,
-    "num_loads": 14,
+    "copy, depth": (Copy.simt, 14),
     "flag_batch": 4,
     "paced": False,
 }
+BULK = {"copy, depth": (Copy.tma, 3), "num_warps": 4}
+DEEPEST_SIMT, DEEPEST_BULK = {"copy, depth": (Copy.simt, 16)}, {"copy, depth": (Copy.tma, 14)}
 AXES = {
     "tokens": [name for name in TOKENS if name != PLAIN["tokens"]],
     "kind": ["uniform", "one_expert", "masked"],
-    "hidden": [64, 2880, 7168],
+    "hidden": [64, 2880, 7168, 14_336],
     "num_experts": [8, 160, 384, 512],
     "num_topk": [1, 2, 6, 8, 16],
     "num_ranks": [1, 2, 4, 8],
@@ -57,11 +69,20 @@ AXES = {
     "home_granularity": list(HomeGranularity),
     "layout": list(Layout),
     "num_ctas": [1, 3, 8],
-    "num_warps": [4, 8, 16],
-    "num_loads": [1, 7, 14],
+    "num_warps": [2, 4, 8, 16],
+    # Loads that a lane has in flight, or stages of a warp's ring.
+    "copy, depth": [
+        *((Copy.simt, num_loads) for num_loads in (1, 7, 14)),
+        *((Copy.tma, num_stages) for num_stages in (1, 2, 3, 6)),
+    ],
     "flag_batch": [1, 4, 32],
     "paced": [False, True],
 }
+# Axes that decide what is compiled: their values meet in few cases, which others share.
+CODE = (
+    *("num_ranks", "num_experts", "num_topk", "hidden", "granularity", "home_granularity"),
+    *("copy, depth", "num_warps", "flag_batch", "paced"),
+)
 # Hidden sizes of the models that have a workload file.
 HIDDEN = sorted({OmegaConf.load(path).hidden for path in (CONF_DIR / "workload").glob("*.yaml")})
 ALONE = [
@@ -83,10 +104,25 @@ ALONE = [
     {"num_ranks": 8},
     {"num_chunks": 3},
     {"num_chunks": 3, "home_granularity": HomeGranularity.rank},
-    {"num_ctas": 1, "num_warps": 1, "num_loads": 1, "flag_batch": 1},
-    {"num_warps": MAX_COMBINE_WARPS, "num_loads": 16, "flag_batch": 32, "hidden": 4096},
+    {"num_ctas": 1, "num_warps": 1, "copy, depth": (Copy.simt, 1), "flag_batch": 1},
+    {"num_warps": MAX_COMBINE_WARPS, **DEEPEST_SIMT, "flag_batch": 32, "hidden": 4096},
     {"paced": True},
+    # What is special to bulk copies: ends of claims and rings, ranks without rows, rows in pieces.
+    *({**BULK, "tokens": name} for name in TOKENS),
+    {**BULK, "kind": "one_expert", "num_topk": 1},
+    {**BULK, "kind": "masked", "num_ranks": 8},
+    {**BULK, "hidden": 8},
+    {**BULK, "hidden": 14_336, "flag_batch": 32},
+    {**BULK, "num_chunks": 3, "home_granularity": HomeGranularity.rank},
+    {**BULK, "paced": True},
+    {"num_ctas": 1, "num_warps": 1, **DEEPEST_BULK, "hidden": 7168, "tile_m": 16},
 ]
+
+
+def word(value):
+    if isinstance(value, tuple):
+        return "".join(map(word, value))
+    return str(getattr(value, "name", value))
 
 
 def tokens_of(case, number):
@@ -95,15 +131,23 @@ def tokens_of(case, number):
     return [TOKENS[case["tokens"]]((rank + number) % len(ranks), len(ranks)) for rank in ranks]
 
 
-def allowed(case):
+def can_be_code(case):
+    """Whether experts divide over ranks, padding stays small and rings find room."""
     if case["num_experts"] % case["num_ranks"] or case["num_topk"] > case["num_experts"]:
         return False
+    tile_m = case.get("tile_m", min(AXES["tile_m"]))
+    reserved = case["num_experts"] // case["num_ranks"] * tile_m * case["hidden"]
+    copy, num_stages = case["copy, depth"]
+    rings = case["num_warps"] * num_stages * min(2 * case["hidden"], MAX_PIECE_BYTES)
+    return reserved < 12e6 and (copy is Copy.simt or rings <= RING_BYTES)
+
+
+def allowed(case):
     tokens = tokens_of(case, 0)
     moved = sum(tokens) * case["num_topk"] * case["hidden"]
-    reserved = case["num_experts"] // case["num_ranks"] * case["tile_m"] * case["hidden"]
     capacity = max(tokens) * case["num_ranks"] ** 2 * case["num_topk"] * case["hidden"]
     most = 2e6 if case["paced"] else 12e6
-    return moved < most and reserved < 12e6 and capacity < 60e6
+    return can_be_code(case) and moved < most and capacity < 60e6
 
 
 def routings_of(case):
@@ -131,9 +175,17 @@ def group_of(case, routings):
         seed=3,
         **{key: case[key] for key in plan_keys},
     )
-    knob_keys = ("num_ctas", "num_warps", "num_loads", "flag_batch")
-    knobs = Knobs(**{key: case[key] for key in knob_keys}, **(PACE if case["paced"] else {}))
+    knobs = Knobs(
+        **{key: case[key] for key in ("num_ctas", "num_warps", "flag_batch")},
+        **copying(*case["copy, depth"]),
+        **(PACE if case["paced"] else {}),
+    )
     return CheckedGroup(settings, knobs, routings, hidden=case["hidden"])
+
+
+def copying(copy, depth):
+    """Knobs of a copy; those of the other one stay, so that they are no code of their own."""
+    return {"copy": copy, "num_loads" if copy is Copy.simt else "num_stages": depth}
 
 
 def run_case(case):
@@ -145,12 +197,13 @@ def run_case(case):
         assert checked.combine() == [], f"combine {number}"
 
 
-@pytest.mark.parametrize("change", ALONE, ids=lambda change: "-".join(map(str, change.values())))
+@pytest.mark.parametrize("change", ALONE, ids=lambda change: "-".join(map(word, change.values())))
 def test_dispatch_and_combine_equal_the_oracle_on_one_unusual_input(change):
     run_case({**PLAIN, **change})
 
 
-COVER = pairwise(AXES, allowed)
+CODES = pairwise({name: AXES[name] for name in CODE}, can_be_code)
+COVER = pairwise(AXES, allowed, parts=CODES)
 
 
 def test_the_cover_holds_every_value_of_every_axis():
@@ -165,7 +218,9 @@ def test_dispatch_and_combine_equal_the_oracle_in_a_pairwise_cover(number):
 
 
 @pytest.mark.parametrize("home_granularity", list(HomeGranularity))
-@pytest.mark.parametrize("change", [{}, {"kind": "masked", "num_topk": 6}, {"hidden": 2880}])
+@pytest.mark.parametrize(
+    "change", [{}, {"kind": "masked", "num_topk": 6}, {"hidden": 2880}, {**BULK, "hidden": 14_336}]
+)
 def test_pushes_alone_and_a_reduction_alone_make_what_combine_makes(change, home_granularity):
     case = {**PLAIN, **change, "tile_m": 16, "home_granularity": home_granularity}
     routings = routings_of(case)
@@ -189,7 +244,8 @@ def test_pushes_alone_and_a_reduction_alone_make_what_combine_makes(change, home
 
 
 def test_dispatch_takes_32_warps_where_combine_says_how_many_it_takes():
-    case = {**PLAIN, "num_warps": 32, "num_loads": 7, "hidden": 7168, "tile_m": 16}
+    seven_loads = {"copy, depth": (Copy.simt, 7)}
+    case = {**PLAIN, **seven_loads, "num_warps": 32, "hidden": 7168, "tile_m": 16}
     routings = routings_of(case)
     checked = group_of(case, routings)
 
@@ -229,14 +285,16 @@ def test_nothing_waits_where_counters_are_preset(granularity):
         assert ready[len(thresholds) :] == [0] * (len(ready) - len(thresholds))
 
 
+@pytest.mark.parametrize("chosen", [{"num_warps": 16}, {"copy": Copy.tma, "num_warps": 4}])
 @pytest.mark.parametrize(("pace", "least_us"), [((1.0, 0), 900), ((None, 300_000), 300)])
-def test_a_paced_launch_takes_what_its_link_takes(pace, least_us):
+def test_a_paced_launch_takes_what_its_link_takes(pace, least_us, chosen):
     # Every row of a rank goes to the other one: 64 x 14336 bytes at 1 GB/s, or one latency.
     routing = random_routing([64, 64], num_experts=2, num_topk=1)
     for rank, ids in enumerate(routing.topk_idx):
         ids[:] = 1 - rank
     gbps, latency_ns = pace
-    knobs = Knobs(num_ctas=3, pace_gbps=gbps, pace_latency_ns=latency_ns)
+    # Warps enough that none waits for the link between rows whose flags it owes.
+    knobs = Knobs(num_ctas=8, pace_gbps=gbps, pace_latency_ns=latency_ns, **chosen)
     settings = PlanSettings(num_ranks=2, num_experts=2, num_topk=1)
     checked = CheckedGroup(settings, knobs, [routing], hidden=7168)
     checked.prepare(routing, payload=5)

@@ -10,7 +10,7 @@ if not torch.cuda.is_available():
 
 from tests.experiments.groups import random_routing  # noqa: E402
 from tests.gpu.groups import CheckedGroup  # noqa: E402
-from tilepipe.config.choices import Granularity, HomeGranularity, Order  # noqa: E402
+from tilepipe.config.choices import Copy, Granularity, HomeGranularity, Order  # noqa: E402
 from tilepipe.kernels.launcher import Knobs  # noqa: E402
 from tilepipe.schedule.settings import PlanSettings  # noqa: E402
 
@@ -28,15 +28,17 @@ def routing_of(number):
 
 
 @pytest.mark.parametrize(
-    ("granularity", "home_granularity", "order"),
+    ("copy", "granularity", "home_granularity", "order"),
     [
-        (Granularity.tile, HomeGranularity.token, Order.edf),
-        (Granularity.token, HomeGranularity.rank, Order.random),
-        (Granularity.expert, HomeGranularity.token, Order.token),
+        (Copy.simt, Granularity.tile, HomeGranularity.token, Order.edf),
+        (Copy.tma, Granularity.tile, HomeGranularity.token, Order.edf),
+        (Copy.simt, Granularity.token, HomeGranularity.rank, Order.random),
+        (Copy.tma, Granularity.token, HomeGranularity.rank, Order.random),
+        (Copy.simt, Granularity.expert, HomeGranularity.token, Order.token),
     ],
 )
 def test_a_captured_launch_replays_with_other_routing_and_payload(
-    granularity, home_granularity, order
+    copy, granularity, home_granularity, order
 ):
     settings = PlanSettings(
         num_ranks=NUM_RANKS,
@@ -48,7 +50,9 @@ def test_a_captured_launch_replays_with_other_routing_and_payload(
         order=order,
     )
     routings = [routing_of(number) for number in range(NUM_REPLAYS + 1)]
-    checked = CheckedGroup(settings, Knobs(num_ctas=3, num_warps=8), routings, hidden=256)
+    checked = CheckedGroup(
+        settings, Knobs(num_ctas=3, copy=copy, num_warps=8), routings, hidden=256
+    )
     group, graph = checked.group, torch.cuda.CUDAGraph()
     # The launches before the capture load the code.
     checked.prepare(routings[0], payload=0)

@@ -11,7 +11,7 @@ if not torch.cuda.is_available():
 import numpy as np  # noqa: E402
 
 from tests.gpu.soak import ROW_BYTES, Delay, Soak  # noqa: E402
-from tilepipe.config.choices import Granularity, HomeGranularity, Layout, Order  # noqa: E402
+from tilepipe.config.choices import Copy, Granularity, HomeGranularity, Layout, Order  # noqa: E402
 from tilepipe.fabric.watch import WatchdogTimeout  # noqa: E402
 from tilepipe.kernels import flags, protocol  # noqa: E402
 from tilepipe.kernels.constants import Constants  # noqa: E402
@@ -75,6 +75,15 @@ COMBINATIONS = {
         "tokens": tokens_with_empty_ranks,
         "delay": Delay(rank=5, entry_us=30, read_us=30),
     },
+    "bulk_rising_falling": {"copy": Copy.tma, "tokens": tokens_rising_and_falling},
+    "bulk_token_slow_reader": {
+        "copy": Copy.tma,
+        "num_stages": 6,
+        "flag_batch": 32,
+        "granularity": Granularity.token,
+        "tokens": tokens_with_empty_ranks,
+        "delay": Delay(rank=1, read_us=40),
+    },
 }
 
 
@@ -85,6 +94,8 @@ def soak(
     hot=False,
     delay=Delay(),  # noqa: B008  frozen
     flag_batch=1,
+    copy=Copy.simt,
+    num_stages=2,
     num_launches=LAUNCHES,
     **chosen,
 ):
@@ -110,8 +121,10 @@ def soak(
         row_bytes=ROW_BYTES,
         granularity=settings.granularity,
         by_rank=settings.home_granularity is HomeGranularity.rank,
+        copy=copy,
         num_warps=4,
         num_loads=1,
+        num_stages=num_stages,
         flag_batch=flag_batch,
     )
     wrong = Soak(group, routings).run(constants, delay=delay, limit_ns=int(LIMIT_S * 1e9))

@@ -16,7 +16,7 @@ import numpy as np  # noqa: E402
 
 from tests.gpu.groups import SPOILED_TOKENS, CheckedGroup, rank_0_sends_nothing  # noqa: E402
 from tests.launch.points import compose_point  # noqa: E402
-from tilepipe.config.choices import Granularity, HomeGranularity  # noqa: E402
+from tilepipe.config.choices import Copy, Granularity, HomeGranularity  # noqa: E402
 from tilepipe.fabric.table import Slot, Word  # noqa: E402
 from tilepipe.fabric.watch import WatchdogTimeout  # noqa: E402
 from tilepipe.kernels.launcher import Knobs  # noqa: E402
@@ -33,7 +33,7 @@ ONE_TO_RANK_1 = ([[1]], [[1], [1]])
 TO_BOTH_RANKS = ([[0, 1]], [])
 
 
-def checked_group(ids, *, num_ranks=2, **chosen):
+def checked_group(ids, *, num_ranks=2, copy=Copy.simt, **chosen):
     """A group that has run dispatch and combine once, launches 1 and 2, and is ready for more."""
     num_topk = len(ids[0][0])
     topk_idx = tuple(np.array(of_rank, np.int32).reshape(-1, num_topk) for of_rank in ids)
@@ -45,7 +45,7 @@ def checked_group(ids, *, num_ranks=2, **chosen):
     settings = PlanSettings(
         num_ranks=num_ranks, num_experts=num_ranks, num_topk=num_topk, tile_m=16, **chosen
     )
-    knobs = Knobs(num_ctas=2, num_warps=4)
+    knobs = Knobs(num_ctas=2, copy=copy, num_warps=4)
     checked = CheckedGroup(settings, knobs, [routing], hidden=512, watchdog_s=LIMIT_S)
     checked.group.launcher.prepare("push")
     checked.prepare(routing, payload=1)
@@ -75,6 +75,7 @@ def opening(checked, *, exchange):
     return lambda: checked.group.open(exchange=exchange)
 
 
+@pytest.mark.parametrize("copy", list(Copy))
 @pytest.mark.parametrize(
     ("granularity", "ids", "what"),
     [
@@ -84,8 +85,8 @@ def opening(checked, *, exchange):
         (Granularity.token, ONE_TO_RANK_1, "role receive, row 0: its flag is of launch 1, not 3"),
     ],
 )
-def test_a_rank_that_sends_nothing_is_missed_by_its_peer(granularity, ids, what):
-    checked = checked_group(ids, granularity=granularity)
+def test_a_rank_that_sends_nothing_is_missed_by_its_peer(granularity, ids, what, copy):
+    checked = checked_group(ids, granularity=granularity, copy=copy)
     set_word(checked, 0, Word.num_sends, 0)
 
     found = sentence_of(checked, opening(checked, exchange=True), checked.group.dispatch)
@@ -93,6 +94,7 @@ def test_a_rank_that_sends_nothing_is_missed_by_its_peer(granularity, ids, what)
     assert found == f"rank 1 waited 0.2 s (launch.watchdog_ms): {what}; epoch 3"
 
 
+@pytest.mark.parametrize("copy", list(Copy))
 @pytest.mark.parametrize("launch", ["combine", "push"])
 @pytest.mark.parametrize(
     ("home_granularity", "what"),
@@ -101,8 +103,8 @@ def test_a_rank_that_sends_nothing_is_missed_by_its_peer(granularity, ids, what)
         (HomeGranularity.rank, "role reduce, rank 1: expected 1 rows x chunks, seen 0"),
     ],
 )
-def test_a_rank_that_brings_nothing_home_is_missed_there(home_granularity, what, launch):
-    checked = checked_group(TO_BOTH_RANKS, home_granularity=home_granularity)
+def test_a_rank_that_brings_nothing_home_is_missed_there(home_granularity, what, launch, copy):
+    checked = checked_group(TO_BOTH_RANKS, home_granularity=home_granularity, copy=copy)
     set_word(checked, 1, Word.num_returns, 0)
 
     launches = (opening(checked, exchange=False), getattr(checked.group, launch))

@@ -12,7 +12,7 @@ import pytest
 
 from tests.experiments.pairwise import pairwise
 from tests.kernels.sass import MachineCode, disassemble
-from tilepipe.config.choices import Granularity, HomeGranularity
+from tilepipe.config.choices import Copy, Granularity, HomeGranularity
 from tilepipe.fabric.table import RECORD_FIELDS
 from tilepipe.kernels.compile import memory_instructions
 from tilepipe.kernels.constants import Constants
@@ -21,14 +21,18 @@ from tilepipe.schedule.shape import Shape
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-# Of one SM, shared by all threads of a CTA.
-NUM_REGISTERS = 65_536
+# Of one SM, shared by all threads of a CTA; of one thread at most.
+NUM_REGISTERS, MAX_REGISTERS = 65_536, 255
+# Shared memory for rings, beside tables and barriers.
+RING_BYTES = 200 * 1024
 
 PLAIN = {
     "num_ranks": 8,
     "paced": False,
     "hidden": 7168,
+    "copy": Copy.simt,
     "warps, loads": (16, 14),
+    "num_stages": 3,
     "flag_batch": 4,
     "granularity": Granularity.tile,
     "home_granularity": HomeGranularity.token,
@@ -37,19 +41,39 @@ PLAIN = {
 GROUP = {"num_ranks": [1, 8], "paced": [False, True]}
 ROWS = {"hidden": [2880, 4096, 7168, 14_336]}
 # 32 warps: as many as the launch takes.
-COPY = {**ROWS, "warps, loads": [(16, 14), (32, 7), (8, 14)], "flag_batch": [1, 4, 32]}
+SIMT = {**ROWS, "warps, loads": [(16, 14), (32, 7), (8, 14)], "flag_batch": [1, 4, 32]}
+# Rows of one piece and of two; as many warps and stages as there is room for.
+BULK = {
+    "copy": [Copy.tma],
+    "paced": [False, True],
+    "hidden": [2880, 7168, 14_336],
+    "num_warps": [1, 2, 4, 8],
+    "num_stages": [1, 2, 3, 6, 14],
+    "flag_batch": [1, 4, 32],
+}
+# The same loop with other addresses.
+BULK_HOME = {
+    **BULK,
+    "hidden": [2880, 14_336],
+    "num_warps": [2, 4],
+    "num_stages": [1, 3, 6],
+    "flag_batch": [1, 4],
+    "home_granularity": list(HomeGranularity),
+}
+GRAIN = {"granularity": list(Granularity)}
 HOME = {"home_granularity": list(HomeGranularity)}
 SUM = {"num_topk": [1, 2, 6, 8, 16]}
 SENDERS = ("dispatch", "push", "combine")
 SUMMERS = ("combine", "reduce")
 GATES = ("open", "open_preset", "open_exchange", "open_exchange_preset")
+# name of a launch -> axes of each cover
 AXES = {
-    **dict.fromkeys(GATES, GROUP),
-    "dispatch": {**GROUP, **COPY, "granularity": list(Granularity)},
-    "push": {**GROUP, **COPY, **HOME},
-    "combine": {**GROUP, **COPY, **HOME, **SUM},
+    **{name: [GROUP] for name in GATES},
+    "dispatch": [{**GROUP, **SIMT, **GRAIN}, {**BULK, **GRAIN}],
+    "push": [{**GROUP, **SIMT, **HOME}, BULK_HOME],
+    "combine": [{**GROUP, **SIMT, **HOME, **SUM}, {**BULK_HOME, "num_topk": [1, 8]}],
     # What it sums is summed by combine too.
-    "reduce": {"hidden": [2880, 14_336], **SUM},
+    "reduce": [{"hidden": [2880, 14_336], **SUM}],
 }
 FLAG_STORE = "st.relaxed.sys.global.b32"
 
@@ -79,6 +103,15 @@ class Compiled:
         """What a rank writes and orders once it has claimed its abort word."""
         return self._parts()[1]
 
+    @property
+    def copying(self) -> list[str]:
+        """Bulk copies, their barriers and groups, and what orders and raises flags behind them."""
+        kept = ("cp.async.bulk", "mbarrier", "fence", "bar.warp", "red.relaxed", FLAG_STORE)
+        lines = (re.sub(r"^@!?%p\d+ ", "", line) for line in memory_instructions(self.ptx))
+        # Groups with how many of them may be under way.
+        short = [re.sub(r"[\s;]+(\d*).*", r" \1", line).strip() for line in lines]
+        return [line for line in short if line.startswith(kept)]
+
     def _parts(self) -> tuple[list[str], list[str]]:
         # Without rows, and without loads and claims: they publish nothing.
         dull = ("ld.", "atom.global.add.", "atom.global.sys.add.u64", "atom.global.sys.max.")
@@ -89,9 +122,18 @@ class Compiled:
 
 
 def cases() -> Iterator[tuple[str, dict[str, Any]]]:
-    for name, axes in AXES.items():
-        for case in pairwise(axes, lambda case: True):
-            yield name, case
+    for name, covers in AXES.items():
+        for axes in covers:
+            for case in pairwise(axes, fits):
+                yield name, case
+
+
+def fits(case: dict[str, Any]) -> bool:
+    """Whether the rings of a CTA find room."""
+    if case.get("copy") is not Copy.tma:
+        return True
+    stage_bytes = min(2 * case["hidden"], 14_336)
+    return case["num_warps"] * case["num_stages"] * stage_bytes <= RING_BYTES
 
 
 def case_id(case: tuple[str, dict[str, Any]]) -> str:
@@ -104,10 +146,12 @@ def case_id(case: tuple[str, dict[str, Any]]) -> str:
 
 
 def constants_for(name: str, case: dict[str, Any]) -> Constants:
-    from tilepipe.kernels.launcher import MAX_COMBINE_WARPS, Knobs, constants_of
+    from tilepipe.config.limits import MAX_COMBINE_WARPS
+    from tilepipe.kernels.launcher import Knobs, constants_of
 
     chosen = {**PLAIN, **case}
     num_warps, num_loads = chosen["warps, loads"]
+    num_warps = case.get("num_warps", num_warps)
     if name == "combine":
         num_warps = min(num_warps, MAX_COMBINE_WARPS)
     settings = PlanSettings(
@@ -120,8 +164,10 @@ def constants_for(name: str, case: dict[str, Any]) -> Constants:
     shape = Shape(max_tokens=1, num_tokens=1, dispatch_hidden=hidden, home_hidden=hidden)
     knobs = Knobs(
         num_ctas=1,
+        copy=chosen["copy"],
         num_warps=num_warps,
         num_loads=num_loads,
+        num_stages=chosen["num_stages"],
         flag_batch=chosen["flag_batch"],
         pace_latency_ns=int(chosen["paced"]),
     )
@@ -142,11 +188,14 @@ def compiled(request):
 def test_every_launch_has_its_cover():
     from tilepipe.kernels.launcher import LAUNCHES
 
-    assert set(AXES) == set(LAUNCHES)
+    # Those of plans have a test of their own.
+    assert set(AXES) == {name for name in LAUNCHES if not name.startswith("plan")}
 
 
 def copied_in(constants: Constants) -> list[str]:
     """Loads and stores that a lane issues for one row: so many loads, then their stores."""
+    if constants.copy is Copy.tma:
+        return []
     whole, rest = divmod(constants.row_bytes // 16, 32)
     counts = [
         min(constants.num_loads, whole - first) for first in range(0, whole, constants.num_loads)
@@ -169,7 +218,7 @@ def test_rows_move_in_vectors_of_16_bytes_as_many_in_flight_as_were_asked_for(co
 def test_rows_at_home_are_fetched_in_vectors_of_16_bytes_a_whole_ring_ahead(compiled):
     from tilepipe.kernels.reduction import stages_of
 
-    copies = re.findall(r"cp\.async(\S+) \[\S+\], \[\S+\], (\d+)", compiled.ptx)
+    copies = re.findall(r"cp\.async(\.c\S+) \[\S+\], \[\S+\], (\d+)", compiled.ptx)
     fetched = [code for code in compiled.machine.opcodes if code.startswith("LDGSTS")]
     ahead = 0
     if compiled.name in SUMMERS:
@@ -193,7 +242,7 @@ def test_every_value_has_a_register(compiled):
     assert ".local" not in compiled.ptx
     assert [code for code in machine.opcodes if code.startswith(("LDL", "STL"))] == []
     assert machine.frame_bytes == 0
-    assert machine.num_registers <= NUM_REGISTERS // (32 * num_warps)
+    assert machine.num_registers <= min(MAX_REGISTERS, NUM_REGISTERS // (32 * num_warps))
 
 
 def test_products_and_sums_are_rounded_apart(compiled):
@@ -205,21 +254,73 @@ def test_products_and_sums_are_rounded_apart(compiled):
     assert (products > 0) == (compiled.name in SUMMERS)
 
 
+def flag_of(compiled: Compiled) -> str:
+    by_epoch = compiled.name == "dispatch" and compiled.constants.granularity is Granularity.token
+    return FLAG_STORE if by_epoch else "red.relaxed.sys.global.add.s32"
+
+
 def test_flags_of_rows_follow_a_warp_barrier_and_one_fence(compiled):
     constants, working = compiled.constants, compiled.working
-    by_epoch = compiled.name == "dispatch" and constants.granularity is Granularity.token
-    flag = FLAG_STORE if by_epoch else "red.relaxed.sys.global.add.s32"
+    by_bulk = constants.copy is Copy.tma
+    fences = ["fence.proxy.async.global"] * by_bulk + ["fence.acq_rel.sys"]
     # In the loop, and behind it for what is still owed, which is nothing where each row has a
     # fence of its own.
-    num_raised = 1 if constants.flag_batch == 1 and not constants.paced else 2
+    alone = constants.flag_batch == 1 and not constants.paced and not by_bulk
 
     if compiled.name in SENDERS:
         raised = [place for place, line in enumerate(working) if ".relaxed" in line]
-        assert [working[place] for place in raised] == [flag] * num_raised
+        assert [working[place] for place in raised] == [flag_of(compiled)] * (1 if alone else 2)
         for place in raised:
-            assert working[place - 2 : place] == ["bar.warp.sync", "fence.acq_rel.sys"]
+            before = ["bar.warp.sync", *fences]
+            assert working[place - len(before) : place] == before
     elif compiled.name == "reduce":
         assert not [line for line in working if ".relaxed" in line or "fence" in line]
+
+
+def test_bulk_copies_wait_for_stages_before_they_fill_them_and_for_rows_before_they_tell(compiled):
+    constants, copying = compiled.constants, compiled.copying
+    behind = (constants.num_stages + 1) // 2
+    fences = ("fence.proxy.async.global", "fence.acq_rel.sys")
+    raised = ("bar.warp.sync", *fences, flag_of(compiled))
+
+    if compiled.name in SENDERS and constants.copy is Copy.tma:
+        expected = [
+            *("mbarrier.init.shared.b64", "fence.mbarrier_init.release.cluster"),
+            # A stage is free once the oldest store that is under way has read its own.
+            f"cp.async.bulk.wait_group.read {behind - 1}",
+            "mbarrier.arrive.expect_tx.shared.b64",
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes",
+            "cp.async.bulk.global.shared::cta.bulk_group",
+            "cp.async.bulk.commit_group",
+            # The rows that are told have arrived; younger ones may be under way.
+            f"cp.async.bulk.wait_group {behind * constants.num_pieces}",
+            *raised,
+            "cp.async.bulk.wait_group 0",
+            *raised,
+        ]
+        found = [line for line in copying if "try_wait" not in line]
+        assert found[: len(expected)] == expected
+        # Behind them only peers are waited for.
+        assert not [line for line in found[len(expected) :] if "bulk" in line or "proxy" in line]
+        waits = {line for line in copying if "try_wait" in line}
+        assert waits == {"mbarrier.try_wait.parity.acquire.cta.shared::cta.b64"}
+        opcodes = [code for code in compiled.machine.opcodes if code.startswith("UBLKCP")]
+        assert {"UBLKCP.S.G", "UBLKCP.G.S"} == set(opcodes)
+    else:
+        assert "cp.async.bulk" not in compiled.ptx
+        assert "mbarrier" not in compiled.ptx
+
+
+def test_a_wait_for_a_load_looks_at_the_clock_before_its_loop_and_inside(compiled):
+    if compiled.name in SENDERS and compiled.constants.copy is Copy.tma:
+        begin = compiled.ptx.index("mbarrier.try_wait")
+        wait = compiled.ptx[begin : compiled.ptx.index("cp.async.bulk.global")]
+        steps = re.findall(r"(mbarrier\.try_wait)|%(globaltimer)|(bra) ", wait)
+        # What has come is found without a look at the clock; the last branch leaves out the store.
+        assert ["".join(step) for step in steps] == [
+            *("mbarrier.try_wait", "bra", "globaltimer"),
+            *("mbarrier.try_wait", "bra", "globaltimer", "bra", "bra"),
+        ]
 
 
 def test_a_gate_publishes_behind_a_barrier_of_all_threads_and_one_fence(compiled):

@@ -103,6 +103,26 @@ def _all_ranks_last_first(config) -> Records:
     )
 
 
+def meets(job: Job) -> Records:
+    """Ranks in processes of their own that meet through the launcher's store."""
+
+    def body(job: Job, rank: int) -> Records:
+        # Loads torch: only here.
+        from tilepipe.fabric.nvshmem import meet_by_environment
+
+        meeting = meet_by_environment(job["config"]["launch"]["num_ranks"], limit_s=20.0)
+        assert meeting.rank == rank
+        found = {
+            "word": int(meeting.told_by_first(lambda: str(77 + rank))),
+            "all_of_three": int(meeting.all_agree(True)),
+            "all_but_rank_1": int(meeting.all_agree(rank != 1)),
+            "left": int(meeting.leave(fine=True)),
+        }
+        return (RankRecord(rank=rank, samples=(), verdicts=(), counts=found),)
+
+    return at_job_boundary(job, body)
+
+
 def describes_its_experts(config: dict) -> int:
     """In place of worker.describe, in a process of its own."""
     return config["workload"]["num_experts"] << 20

@@ -72,25 +72,23 @@ NO_GPU_HERE = "type hardware=cpu to run it on the host executor"
             ("hardware=h200_x8",),
             "unsupported",
             "dispatch_gemm on hardware=h200_x8: this version has GPU kernels for dispatch and "
-            "combine only; type kernel=dispatch, or hardware=cpu to run it on the host executor",
+            f"combine only; start +experiment=dispatch, or {NO_GPU_HERE}",
         ),
         (
             ("hardware=h200_x1", "kernel=grouped_gemm"),
             "unsupported",
             "grouped_gemm on hardware=h200_x1: this version has GPU kernels for dispatch and "
-            "combine only; type kernel=dispatch, or hardware=cpu to run it on the host executor",
+            f"combine only; start +experiment=dispatch, or {NO_GPU_HERE}",
         ),
         (
             ("hardware=h200_x1", "kernel=dispatch", "kernel.copy=tma"),
-            "unsupported",
-            "kernel.copy=tma: this version has no such kernel; type kernel.copy=simt",
+            "skipped",
+            f"hardware=h200_x1 needs 1 GPU and this machine shows 0; {NO_GPU_HERE}",
         ),
         (
             ("hardware=h200_x2", "kernel=combine"),
-            "unsupported",
-            "launch.fabric=nvshmem: this version moves no rows between GPUs; type "
-            "launch.fabric=loopback to let the ranks share one GPU, or hardware=cpu to run it on "
-            "the host executor",
+            "skipped",
+            f"hardware=h200_x2 needs 2 GPUs and this machine shows 0; {NO_GPU_HERE}",
         ),
         (
             ("hardware=h200_x1", "kernel=combine"),
@@ -114,6 +112,37 @@ def test_points_without_code_or_hardware_end_with_the_next_step_and_that_is_no_e
     assert code == 0
     assert rows(tmp_path) == {(status, reason)}
     assert validate.main([str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "names", "capability", "reason"),
+    [
+        (
+            ("hardware=h200_x1",),
+            ("NVIDIA H100 80GB HBM3",),
+            (9, 0),
+            "hardware=h200_x1 is for H200 and this machine has NVIDIA H100 80GB HBM3; type "
+            f"hardware=auto, or {NO_GPU_HERE.removeprefix('type ')}",
+        ),
+        (
+            ("hardware=generic_x1",),
+            ("NVIDIA A100-SXM4-80GB",),
+            (8, 0),
+            "kernels are built for compute capability 9.0 (H100, H200), and NVIDIA A100-SXM4-80GB "
+            f"has 8.0; {NO_GPU_HERE}",
+        ),
+    ],
+)
+def test_gpus_that_are_not_the_ones_are_told_before_any_rank_starts(
+    point, tmp_path, monkeypatch, words, names, capability, reason
+):
+    monkeypatch.setattr(detect, "gpu_names", lambda: names)
+    monkeypatch.setattr(detect, "capabilities", lambda: (capability,) * len(names))
+
+    code = run_points([point(*TINY[:2], "kernel=dispatch", *words)], results_dir=tmp_path)
+
+    assert code == 0
+    assert rows(tmp_path) == {("skipped", reason)}
 
 
 def test_what_is_refused_is_not_skipped_for_want_of_hardware(point, tmp_path):

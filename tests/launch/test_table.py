@@ -88,6 +88,7 @@ def test_a_dispatch_on_a_gpu_shows_its_rate_its_share_of_memory_and_that_of_a_ct
         (("launch.pace_gbps=50",), CALM, "paced"),
         (("launch.pace_latency_ns=700",), CALM, "paced"),
         (("measure.regime=chained", "measure.l2=warm"), CALM, "chained"),
+        (("launch.fabric=nvshmem",), CALM, "shared_gpu"),
         (
             ("measure.regime=chained", "measure.l2=warm", "launch.pace_gbps=50"),
             ("hw_slowdown",),

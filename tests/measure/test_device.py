@@ -162,6 +162,56 @@ def test_whatever_the_host_does_the_parts_take_what_they_take(durations_ns, stal
         assert not any(stream.waited_ns[-2 * len(durations_ns) :])
 
 
+def test_ranks_meet_between_the_spin_and_the_window():
+    stream = FakeStream()
+    timer = DeviceTimer(stream, meet=stream.kernel(9_000_000))
+
+    windows = timer.measure(parts_of(stream, 1_000))
+    chain = timer.measure_chained(parts_of(stream, 1_000), 20)
+
+    # However long the others are waited for, nothing of it is in the window.
+    assert windows["part0"] == chain.period_ns == 1_000
+    assert timer.num_repeated == 0
+
+
+def answering(*answers):
+    """Another process that says no at these places of the questions it is asked, else yes."""
+    asked = []
+
+    def agree(yes):
+        asked.append(yes)
+        return yes and len(asked) - 1 not in answers
+
+    agree.asked = asked
+    return agree
+
+
+def test_a_window_that_another_rank_throws_away_is_taken_again_here_too():
+    stream = FakeStream()
+    agree = answering(0, 1)
+    timer = DeviceTimer(stream, agree=agree)
+
+    found = timer.measure(parts_of(stream, 1_000))
+
+    assert found["part0"] == 1_000
+    assert stream.spins == [600_000, 1_200_000, 2_400_000]
+    # Covered here each time; then whether the spin was long enough four times over.
+    assert agree.asked == [True] * 4
+
+
+def test_the_spin_is_shortened_only_where_it_is_for_all_ranks():
+    stream = FakeStream([0, 0, 0, 2_000_000])
+    # The first answer throws a window away; then two questions each, the second about calm.
+    refused_once = answering(2 * 20)
+    timer = DeviceTimer(stream, agree=refused_once)
+
+    for _ in range(40):
+        timer.measure(parts_of(stream, 1_000))
+
+    assert timer.spin_cycles == 1_200_000, "a rank was not calm for 32 windows in a row"
+    assert len(refused_once.asked) == 1 + 2 * 40
+
+
 def test_a_chain_has_the_period_of_the_device_and_no_events_inside():
     stream = FakeStream()
 

@@ -150,13 +150,13 @@ def test_communication_alone_has_rates_and_no_breakdown():
     assert figures["combine/logical_gbps"] == pytest.approx(1.0)
 
 
-def on_gpu(operation, fabric, *, num_comm_ctas=4, link_gbps=450.0, hbm_gbps=4800.0):
+def on_gpu(operation, fabric, *, num_comm_ctas=4, num_gpus=2, link_gbps=450.0, hbm_gbps=4800.0):
     return point(
         operation,
         executor="cuda",
         kernel={"num_comm_ctas": num_comm_ctas},
         launch={"fabric": fabric},
-        hardware={"link_gbps": link_gbps, "hbm_gbps": hbm_gbps},
+        hardware={"num_gpus": num_gpus, "link_gbps": link_gbps, "hbm_gbps": hbm_gbps},
     )
 
 
@@ -215,6 +215,13 @@ def test_between_gpus_the_share_is_of_a_link_and_memory_is_each_gpus_own():
     assert figures["combine/link_share"] == pytest.approx(100 / 450)
     assert figures["push/memory_gbps"] == pytest.approx(800.0)
     assert not any("memory_share" in key for key in figures)
+
+
+def test_ranks_that_take_turns_on_one_gpu_have_no_share_of_a_link():
+    _, figures = account(on_gpu("combine", "nvshmem", num_gpus=1), records(COMBINE))
+
+    assert figures["push/memory_gbps"] == pytest.approx(1600.0)
+    assert not any("_share" in key for key in figures)
 
 
 def test_rows_that_cross_no_link_have_no_share_of_one():

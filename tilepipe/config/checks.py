@@ -8,6 +8,12 @@ import re
 from typing import Any
 
 from tilepipe.config.choices import L2, Copy, Dtype, Fabric, Law, Operation, Regime
+from tilepipe.config.limits import (
+    MAX_LOOPBACK_RANKS,
+    MAX_NVSHMEM_RANKS,
+    MAX_TOPK,
+    max_combine_warps,
+)
 from tilepipe.config.refuse import require
 from tilepipe.config.schemas import (
     SWEEP_KEYS,
@@ -45,6 +51,7 @@ def check_config(config: Config) -> None:
     _check_experts(config)
     _check_executor(config)
     _check_gpu_keys(config)
+    _check_kernels(config)
     _check_pace(config)
     _check_measure(config)
     _check_wrap(config)
@@ -112,7 +119,11 @@ def _check_wrap(config: Config) -> None:
     require(named, "launch.wrap", config.launch.wrap, "type a command, inline, or null")
 
 
-_MAX_LOOPBACK_RANKS = 8
+# Fabric -> most ranks, and why.
+_MAX_RANKS = {
+    Fabric.loopback: (MAX_LOOPBACK_RANKS, "its ranks share one GPU"),
+    Fabric.nvshmem: (MAX_NVSHMEM_RANKS, "a lane of a warp watches each rank"),
+}
 
 
 def _check_executor(config: Config) -> None:
@@ -124,9 +135,10 @@ def _check_executor(config: Config) -> None:
     else:
         allowed = f"hardware={hardware.name} has GPUs; use another fabric, or type hardware=cpu"
         require(fabric is not Fabric.host, "launch.fabric", fabric, allowed)
-    if fabric is Fabric.loopback:
-        allowed = f"launch.fabric=loopback takes 1..{_MAX_LOOPBACK_RANKS}: its ranks share one GPU"
-        require(num_ranks <= _MAX_LOOPBACK_RANKS, "launch.num_ranks", num_ranks, allowed)
+    if fabric in _MAX_RANKS:
+        most, why = _MAX_RANKS[fabric]
+        allowed = f"launch.fabric={fabric.name} takes 1..{most}: {why}"
+        require(num_ranks <= most, "launch.num_ranks", num_ranks, allowed)
 
 
 # Kernel keys that have a meaning on a GPU only -> what the host executor lacks.
@@ -135,8 +147,11 @@ _GPU_KEYS = {
     "num_comm_ctas": "CTAs",
     "num_comm_warps": "warps",
     "num_loads": "loads in flight",
+    "num_stages": "stages",
     "flag_batch": "release fences to share",
 }
+# Keys of one copy only -> that copy.
+_OF_ONE_COPY = {"num_loads": Copy.simt, "num_stages": Copy.tma}
 _LEAVE_OUT = "leave the key out, or choose hardware with a GPU"
 
 
@@ -150,9 +165,33 @@ def _check_gpu_keys(config: Config) -> None:
         if config.launch.fabric is Fabric.host:
             allowed = f"the host executor has no {lacked}; {_LEAVE_OUT}"
             require(value is None, f"kernel.{key}", value, allowed)
-        elif key != "num_loads" or kernel.copy is Copy.simt:
+        elif kernel.copy is not _OF_ONE_COPY.get(key, kernel.copy):
+            own = _OF_ONE_COPY[key].name
+            allowed = f"only kernel.copy={own} takes it; leave the key out, or type that copy"
+            require(value is None, f"kernel.{key}", value, allowed)
+        else:
             allowed = "null is for the host executor; leave the key out, or type hardware=cpu"
             require(value is not None, f"kernel.{key}", value, allowed)
+
+
+def _check_kernels(config: Config) -> None:
+    """What the kernels of a GPU hold of a token and of a CTA."""
+    kernel, num_topk = config.kernel, config.workload.num_topk
+    if config.launch.fabric is Fabric.host or isinstance(kernel, GroupedGemmKernel):
+        return
+    allowed = f"kernels hold at most {MAX_TOPK} slots of a token; lower it, or type hardware=cpu"
+    require(num_topk <= MAX_TOPK, "workload.num_topk", num_topk, allowed)
+    if config.operation in (Operation.dispatch, Operation.combine):
+        ctas = kernel.num_comm_ctas
+        allowed = f"{config.operation.name} alone has no best count to find; type counts to sweep"
+        require(ctas != "auto", "kernel.num_comm_ctas", ctas, allowed)
+    if config.operation is Operation.combine:
+        warps, most = kernel.num_comm_warps, max_combine_warps(num_topk)
+        allowed = (
+            f"combine with workload.num_topk={num_topk} has registers and shared memory for {most} "
+            f"warps; use at most {most}"
+        )
+        require(warps is None or warps <= most, "kernel.num_comm_warps", warps, allowed)
 
 
 def _check_pace(config: Config) -> None:
@@ -160,6 +199,8 @@ def _check_pace(config: Config) -> None:
     rate, delay = config.launch.pace_gbps, config.launch.pace_latency_ns
     if config.launch.fabric is not Fabric.loopback:
         allowed = "only ranks that share a GPU are throttled; type launch.fabric=loopback too"
+        if config.launch.fabric is Fabric.host:
+            allowed = f"the host executor has no links to throttle; {_LEAVE_OUT}"
         require(rate is None, "launch.pace_gbps", rate, allowed)
         require(delay == 0, "launch.pace_latency_ns", delay, allowed)
 

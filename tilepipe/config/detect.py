@@ -4,11 +4,13 @@ Knows nothing of Hydra or torch; initialises no CUDA.
 """
 
 import os
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pynvml
 
-__all__ = ["gpu_names", "hardware_option"]
+__all__ = ["capabilities", "gpu_names", "hardware_option"]
 
 # NVML name -> prefix of its options in conf/hardware/ and the GPU counts they exist for, largest
 # first. PCIe and NVL boards carry other names: their figures differ, so they are generic_x1.
@@ -22,22 +24,34 @@ _OPTIONS = {
 @cache
 def gpu_names() -> tuple[str, ...]:
     """Names of the GPUs a CUDA process started now would see; empty where there is no driver."""
+    return tuple(_of_visible(pynvml.nvmlDeviceGetName))
+
+
+@cache
+def capabilities() -> tuple[tuple[int, int], ...]:
+    """Compute capability, major and minor, of each of them."""
+    found = _of_visible(pynvml.nvmlDeviceGetCudaComputeCapability)
+    return tuple((int(major), int(minor)) for major, minor in found)
+
+
+def _of_visible(read: Callable[[Any], Any]) -> list[Any]:
+    """What `read` says of each GPU that a CUDA process would see."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return ()
+        return []
     try:
         handles = [
             pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
         ]
-        names = [pynvml.nvmlDeviceGetName(handle) for handle in handles]
+        found = [read(handle) for handle in handles]
         uuids = [pynvml.nvmlDeviceGetUUID(handle) for handle in handles]
     except pynvml.NVMLError:
-        return ()
+        return []
     finally:
         pynvml.nvmlShutdown()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return tuple(names[index] for index in visible_devices(visible, uuids))
+    chosen = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
+    return [found[index] for index in chosen]
 
 
 def visible_devices(visible: str | None, uuids: list[str]) -> list[int]:

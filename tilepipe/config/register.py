@@ -62,7 +62,7 @@ def register() -> None:
         store.store(group="schema/routing", name=law.name, node=routing)
     # No auto.yaml: Hydra interpolates no defaults list by what a machine has.
     store.store(group="hardware", name="auto", node={"defaults": [detect.hardware_option()]})
-    for resolver in (axis, by_device, by_gpus, num_tokens, operation, token_axis):
+    for resolver in (axis, by_copy, by_device, by_gpus, num_tokens, operation, token_axis):
         OmegaConf.register_new_resolver(f"tilepipe.{resolver.__name__}", resolver, replace=True)
     OmegaConf.register_new_resolver("tilepipe.scratch", lambda: scratch().name, replace=True)
 
@@ -76,6 +76,14 @@ def by_gpus(hardware: str, many: Any, one: Any, cpu: Any) -> Any:
     """As by_device, with a value of its own for hardware with one GPU."""
     option = _option(hardware)
     return cpu if option == "cpu" else one if option.endswith("_x1") else many
+
+
+def by_copy(copy: Any, simt: Any, tma: Any, none: Any) -> Any:
+    """One value for each copy, another where there is none: the host executor has no copies."""
+    if copy is None:
+        return none
+    word = copy.name if isinstance(copy, Enum) else copy
+    return tma if word == "tma" else simt
 
 
 def operation(kernel: DictConfig) -> str:

@@ -120,7 +120,8 @@ class _Communication(_GemmTiles):
     num_comm_ctas: int | str | None = None  # a count, auto, or null: the host executor has no CTAs
     # Null on the host executor, as the two above.
     num_comm_warps: int | None = None  # warps of a communication CTA
-    num_loads: int | None = None  # 16-byte loads that a lane has in flight; for copy=simt
+    num_loads: int | None = None  # 16-byte loads that a lane has in flight; null but for copy=simt
+    num_stages: int | None = None  # pieces of a row that a warp's ring holds; null but for copy=tma
     flag_batch: int | None = None  # rows of one warp whose flags share one release fence
     order: Order = Order.edf
     granularity: Granularity = Granularity.tile
@@ -132,7 +133,8 @@ class _Communication(_GemmTiles):
         ctas, factor = self.num_comm_ctas, self.capacity_factor
         counted = ctas is None or ctas == "auto" or (type(ctas) is int and ctas >= 1)
         require(counted, "kernel.num_comm_ctas", ctas, "must be 1 or more, auto, or null")
-        for key, largest in (("num_comm_warps", 32), ("num_loads", 16), ("flag_batch", 32)):
+        most = {"num_comm_warps": 32, "num_loads": 16, "num_stages": 14, "flag_batch": 32}
+        for key, largest in most.items():
             count = getattr(self, key)
             fits = count is None or 1 <= count <= largest
             require(fits, f"kernel.{key}", count, f"must be in 1..{largest}, or null")
@@ -243,7 +245,8 @@ class Launch:
         limit = self.time_limit_s
         require(0 < limit <= 1e6, "launch.time_limit_s", limit, "must be above 0, at most 1e6")
         rate, delay = self.pace_gbps, self.pace_latency_ns
-        require(rate is None or rate > 0, "launch.pace_gbps", rate, "must be above 0, or null")
+        paced = rate is None or 0.1 <= rate <= 10_000
+        require(paced, "launch.pace_gbps", rate, "must be in 0.1..10000, or null")
         fits = 0 <= delay <= 1_000_000
         require(fits, "launch.pace_latency_ns", delay, "must be in 0..1000000")
 

@@ -163,9 +163,8 @@ def hardware_section(gpus: Gpus) -> list[Fact]:
         "hardware",
         "kernels",
         State.missing,
-        "this version has dispatch and combine with kernel.copy=simt, for ranks that share one GPU "
-        "(launch.fabric=loopback); other points end unsupported",
-        "type kernel=dispatch launch.fabric=loopback for these, hardware=cpu for the host executor",
+        "this version has dispatch and combine; other points end unsupported",
+        "type kernel=dispatch or kernel=combine for these, hardware=cpu for the host executor",
     )
     return [auto, kernels]
 

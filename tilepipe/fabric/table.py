@@ -9,7 +9,7 @@ graph replays with other routing.
 
 from enum import IntEnum, auto
 
-__all__ = ["NUM_SLOTS", "NUM_WORDS", "RECORD_FIELDS", "Role", "Slot", "Word"]
+__all__ = ["NUM_SLOTS", "NUM_WORDS", "RECORD_FIELDS", "Role", "Slot", "Stamp", "Word"]
 
 
 class _FromZero(IntEnum):
@@ -48,6 +48,8 @@ class Slot(_FromZero):
     topk_weights = auto()  # (tokens, topk) float32
     token_expected = auto()  # (tokens,) int32
     rank_expected = auto()  # (num_ranks,) int32
+    stamps = auto()  # (len(Stamp),) int64: moments of the device's clock, see Stamp
+    scratch = auto()  # int32: what the plan kernel keeps of tickets and runs
     record = auto()  # (len(RECORD_FIELDS),) int64 in pinned host memory: why this rank gave up
 
 
@@ -67,12 +69,25 @@ class Word(IntEnum):
     max_counters = 7  # room for readiness counters
     max_tokens = 8  # room for token counters
     mismatch = 9  # 1 + rank with another fingerprint; 0: none
+    bad_expert = 10  # 1 + place in topk_idx of a number that is no expert; 0: none
+    overflow_rank = 11  # rank that would receive most rows
+    overflow_rows = 12  # as many, where they exceed the room for rows; 0: all fit
     send_queue = 32  # rows claimed so far
     push_queue = 64
     reduce_queue = 96  # units claimed so far
 
 
 NUM_WORDS = 128
+
+
+class Stamp(_FromZero):
+    """Moments that kernels leave, nanoseconds of the device's clock."""
+
+    plan_entry = auto()  # the rank's plan kernel has begun
+    plan_exit = auto()  # and written the plan
+    returns_entry = auto()  # the same of the way back
+    returns_exit = auto()
+
 
 # Fields of the record of a wait that reached its limit.
 RECORD_FIELDS = ("raised", "role", "item", "expert", "epoch", "expected", "seen", "time_ns")

@@ -55,7 +55,7 @@ def ring_bytes(constants: Constants) -> int:
 
 
 def _stores_behind(constants: Constants) -> int:
-    """Stores that may still read their stage when the next one is filled."""
+    """Stores that may be under way at once; the oldest has read its stage before a load starts."""
     return (constants.num_stages + 1) // 2
 
 
@@ -114,7 +114,8 @@ def move_rows(
         place = next_base + in_claim
     a, b, c, d = first_of(edge, table, rank, place, count)
     second = second_of(edge, table, rank, a)
-    due = Int64(0)  # of the row that this lane holds: when its flag may be raised
+    # When the flag of the row that this lane holds, and those of all before it, may be raised.
+    due, latest = Int64(0), Int64(0)
 
     loaded, load_row, load_part, load_stage = Int32(0), Int32(0), Int32(0), Int32(0)
     stored, store_row, store_part, store_stage = Int32(0), Int32(0), Int32(0), Int32(0)
@@ -156,9 +157,10 @@ def move_rows(
         if cutlass.const_expr(constants.paced):
             if store_part == 0:
                 peer = cute.arch.shuffle_sync(way.peer, holder)
-                crossed = wait_for_link(table, rank, peer, lane, constants, row_cost_ns)
+                crossed = wait_for_link(table, rank, peer, lane, constants, row_cost_ns, latency_ns)
+                latest = cutlass.max(latest, crossed)
                 if lane == holder:
-                    due = crossed + latency_ns
+                    due = latest
         came = Boolean(True)
         if lane == 0:
             came = _wait_load(barriers + store_stage * BARRIER_BYTES, phase, limit_ns)
@@ -186,18 +188,44 @@ def move_rows(
                 way = way_of(edge, constants, table, rank, (a, b, c, d), second)
                 alive = cute.arch.vote_all_sync(alive and abort_word(table, rank) == 0)
                 if alive:
-                    _tell(edge, way.flag, due, told, batch, lane, epoch, constants)
+                    _tell(edge, table, rank, way.flag, due, told, batch, lane, epoch, constants)
                 told += batch
     if lane == 0:
+        _drain(barriers, store_stage, phase, loaded - stored, limit_ns, constants)
         cute.arch.cp_async_bulk_wait_group(0, read=False)
-    if alive:
+    # Without rows lanes hold no way: what lies at the front of the lists is of no launch.
+    if alive and store_row > told:
         way = way_of(edge, constants, table, rank, (a, b, c, d), second)
-        _tell(edge, way.flag, due, told, store_row - told, lane, epoch, constants)
+        _tell(edge, table, rank, way.flag, due, told, store_row - told, lane, epoch, constants)
+
+
+@cute.jit
+def _drain(
+    barriers: Int32,
+    stage: Int32,  # of the oldest load that nobody has waited for
+    phase: Int32,
+    num_loads: Int32,
+    limit_ns: Int64,
+    constants: cutlass.Constexpr,
+):
+    """Wait for loads that nobody will store, where the launch was given up.
+
+    Shared memory is another CTA's as soon as this one has ended.
+    """
+    came = Boolean(True)
+    while came and num_loads > 0:
+        came = _wait_load(barriers + stage * BARRIER_BYTES, phase, limit_ns)
+        num_loads -= 1
+        stage += 1
+        if stage == constants.num_stages:
+            stage, phase = Int32(0), 1 - phase
 
 
 @cute.jit
 def _tell(
     edge: cutlass.Constexpr,
+    table: cute.Pointer,
+    rank: Int32,
     flag: Int64,  # of the row that this lane holds
     due: Int64,
     first_row: Int32,
@@ -213,7 +241,7 @@ def _tell(
     value = flag_value(edge, constants, epoch)
     if cutlass.const_expr(constants.paced):
         if num_rows > 0:
-            sleep_until(_shuffle(due, (first_row + num_rows - 1) % LANES))
+            sleep_until(table, rank, _shuffle(due, (first_row + num_rows - 1) % LANES))
     cute.arch.sync_warp()
     if lane == 0:
         release_bulk_fence(Scope.sys)

@@ -22,8 +22,9 @@ def must_raise(num_owed: Int32, due_ns: Int64, constants: cutlass.Constexpr) -> 
     its lanes hold no more.
     """
     if cutlass.const_expr(constants.paced):
-        full = num_owed >= constants.flag_batch and now_ns() >= due_ns
-        return num_owed == LANES or full
+        # Lanes read the clock one by one: all must come to the same answer.
+        crossed = cute.arch.vote_all_sync(now_ns() >= due_ns)
+        return num_owed == LANES or (num_owed >= constants.flag_batch and crossed)
     return num_owed == constants.flag_batch
 
 

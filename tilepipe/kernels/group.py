@@ -1,4 +1,4 @@
-"""All ranks of one process on the cuda executor: memory, plans, and the launches of communication.
+"""The ranks of one process on the cuda executor: memory, plans, and the launches of communication.
 
 Knows nothing of configuration files, oracle or clocks. Every launch opens with the gate, a kernel
 of its own; the work follows on the same stream. The Plan comes from NumPy and is uploaded where the
@@ -11,12 +11,14 @@ import numpy as np
 import torch
 
 from tilepipe.config.choices import Order
+from tilepipe.config.limits import MAX_TOPK
+from tilepipe.fabric.device_heap import DeviceHeap
 from tilepipe.fabric.loopback import LoopbackHeap
 from tilepipe.fabric.table import Slot, Word
 from tilepipe.kernels.buffers import buffer_specs, counter_capacity
 from tilepipe.kernels.launcher import Knobs, Launcher
-from tilepipe.schedule.layout import check_capacity, count_rows
-from tilepipe.schedule.packed import MAX_TOPK, pack_returns, pack_sends, pack_tiles
+from tilepipe.schedule.layout import check_capacity, count_rows, overflow_sentence
+from tilepipe.schedule.packed import pack_returns, pack_sends, pack_tiles
 from tilepipe.schedule.plan import RankPlan, make_rank_plan, plan_home, plan_returns
 from tilepipe.schedule.settings import PlanSettings
 from tilepipe.schedule.shape import Shape, capacity_of
@@ -26,7 +28,7 @@ __all__ = ["DeviceGroup"]
 
 
 class DeviceGroup:
-    """Standing state of all ranks between launches."""
+    """Standing state of the ranks of this process between launches, and the plans of all ranks."""
 
     def __init__(
         self,
@@ -35,9 +37,12 @@ class DeviceGroup:
         knobs: Knobs,
         *,
         watchdog_s: float,
+        plans_on_device: bool = False,
+        heap: DeviceHeap | None = None,  # of `buffer_specs`
         device: torch.device | None = None,
     ) -> None:
-        """Reserve memory; compiles nothing yet. Raises torch.OutOfMemoryError or ValueError."""
+        """Compiles nothing yet. Without `heap` memory is reserved for all ranks, on `device` or the
+        current one. Raises torch.OutOfMemoryError or ValueError."""
         if settings.num_topk > MAX_TOPK:
             raise ValueError(
                 f"workload.num_topk={settings.num_topk}: kernels hold at most {MAX_TOPK} slots of "
@@ -45,13 +50,15 @@ class DeviceGroup:
             )
         self.settings, self.shape, self.knobs = settings, shape, knobs
         self.capacity = capacity_of(settings, shape)
-        self.watchdog_s = watchdog_s
-        self.device = device or torch.device("cuda", torch.cuda.current_device())
-        self.heap = LoopbackHeap(
-            buffer_specs(settings, shape), num_ranks=settings.num_ranks, device=self.device
-        )
+        self.watchdog_s, self.plans_on_device = watchdog_s, plans_on_device
+        if heap is None:
+            device = device or torch.device("cuda", torch.cuda.current_device())
+            specs = buffer_specs(settings, shape)
+            heap = LoopbackHeap(specs, num_ranks=settings.num_ranks, device=device)
+        assert heap.num_ranks == settings.num_ranks
+        self.heap, self.device = heap, heap.device
         self.launcher = Launcher(
-            self.heap.table, settings, shape, knobs, limit_ns=int(watchdog_s * 1e9)
+            heap.table, settings, shape, knobs, ranks=heap.ranks, limit_ns=int(watchdog_s * 1e9)
         )
         self._epoch = 0
         fingerprint = zlib.crc32(repr((settings, shape)).encode()) & 0x7FFFFFFF
@@ -67,10 +74,11 @@ class DeviceGroup:
 
     @property
     def ranks(self) -> range:
-        return range(self.settings.num_ranks)
+        """Ranks of this process; launches hold these and no others."""
+        return self.heap.ranks
 
     def tensor(self, rank: int, slot: Slot) -> torch.Tensor:
-        """A buffer of a rank."""
+        """A buffer of a rank of this process."""
         return self.heap.tensor(rank, slot)
 
     # Plans.
@@ -90,20 +98,21 @@ class DeviceGroup:
             for rank, ids in enumerate(routing.topk_idx)
         ]
         homes = self._homes()
-        for rank, plan in enumerate(self.plans):
-            self._upload(rank, plan, routing, counts[rank], homes[rank], epoch)
+        for rank in self.ranks:
+            self._upload(rank, self.plans[rank], routing, counts[rank], homes[rank], epoch)
 
     def refresh_plan(self) -> None:
         """Make the plan of the next launch, where it depends on which launch that is."""
         if self.settings.order is Order.random:
             self.set_routing(self.routing)
 
-    def _homes(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Source rank and token of every receive row, by rank."""
-        homes = [
-            (np.zeros(plan.layout.extent, np.int32), np.zeros(plan.layout.extent, np.int32))
-            for plan in self.plans
-        ]
+    def _homes(self) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        """Source rank and token of every receive row, by rank of this process."""
+        extents = {rank: self.plans[rank].layout.extent for rank in self.ranks}
+        homes = {
+            rank: (np.zeros(extent, np.int32), np.zeros(extent, np.int32))
+            for rank, extent in extents.items()
+        }
         for plan in self.plans:
             tickets = plan.tickets
             ticket = np.repeat(np.arange(len(tickets)), tickets.num_rows)
@@ -111,7 +120,7 @@ class DeviceGroup:
             within = np.arange(len(ticket)) - start[ticket]
             peer, row = tickets.peer[ticket], tickets.first_row[ticket] + within
             token = plan.row_token[tickets.source_start[ticket] + within]
-            for rank, (source, tokens) in enumerate(homes):
+            for rank, (source, tokens) in homes.items():
                 here = peer == rank
                 source[row[here]], tokens[row[here]] = plan.rank, token[here]
         return homes
@@ -126,6 +135,11 @@ class DeviceGroup:
         epoch: int,
     ) -> None:
         fill = self.heap.fill
+        fill(rank, Slot.topk_idx, routing.topk_idx[rank])
+        fill(rank, Slot.topk_weights, routing.topk_weights[rank])
+        self._set_words(rank, {Word.num_tokens: len(routing.topk_idx[rank])})
+        if self.plans_on_device:
+            return
         returns = plan_returns(plan.layout, *home, self.settings, epoch=epoch)
         at_home = plan_home(routing.topk_idx[rank], self.settings)
         expected = plan.readiness.expected.astype(np.int32)
@@ -134,8 +148,6 @@ class DeviceGroup:
         fill(rank, Slot.ready_expected, expected)
         fill(rank, Slot.rows_to, rows_to)
         fill(rank, Slot.returns, pack_returns(returns))
-        fill(rank, Slot.topk_idx, routing.topk_idx[rank])
-        fill(rank, Slot.topk_weights, routing.topk_weights[rank])
         fill(rank, Slot.token_expected, at_home.token_expected.astype(np.int32))
         fill(rank, Slot.rank_expected, at_home.rank_expected.astype(np.int32))
         self._set_words(
@@ -145,7 +157,6 @@ class DeviceGroup:
                 Word.num_tiles: plan.layout.num_tiles,
                 Word.num_counters: len(expected),
                 Word.num_returns: plan.layout.num_rows,
-                Word.num_tokens: len(routing.topk_idx[rank]),
             },
         )
 
@@ -157,11 +168,20 @@ class DeviceGroup:
     # Launches, on torch's current stream; none waits for the device.
 
     def open(self, *, exchange: bool, preset: bool = False) -> None:
-        """Open the next launch on all ranks: the gate, with an exchange of counts or without.
+        """Open the next launch: the gate of all ranks, with an exchange of counts or without.
 
-        With `preset` counters start at their thresholds, so that nothing waits (rule 6).
+        With `preset` counters start at their thresholds, so that nothing waits (rule 6). Where the
+        device makes the plan, it is made behind the gate, but for a preset launch.
         """
-        self.launcher.launch(f"open{'_exchange' * exchange}{'_preset' * preset}")
+        name = f"open{'_exchange' * exchange}{'_preset' * preset}"
+        if self.plans_on_device and not preset:
+            name = "plan" if exchange else "plan_returns"
+        self.launcher.launch(name)
+        self._epoch += 1
+
+    def meet(self) -> None:
+        """Let the device wait for all ranks: a launch that is opened and does nothing."""
+        self.launcher.launch("open")
         self._epoch += 1
 
     def dispatch(self) -> None:
@@ -184,11 +204,26 @@ class DeviceGroup:
         """Raise for a rank that gave up or runs with other settings; the device is idle."""
         self.heap.check(limit_s=self.watchdog_s)
         for rank in self.ranks:
-            if other := int(self.tensor(rank, Slot.words)[int(Word.mismatch)]):
+            words = self.tensor(rank, Slot.words).tolist()
+            if other := words[Word.mismatch]:
                 raise ValueError(
                     f"rank {other - 1} runs with other plan settings than rank {rank}: start all "
                     "ranks from one configuration"
                 )
+            if self.plans_on_device:
+                self._check_plan(rank, words)
+        self.heap.check_peers()
+
+    def _check_plan(self, rank: int, words: list[int]) -> None:
+        """Raise for what the plan kernel of a rank has refused."""
+        if place := words[Word.bad_expert]:
+            bad = int(self.tensor(rank, Slot.topk_idx).flatten()[place - 1])
+            raise ValueError(
+                f"topk_idx of rank {rank} holds {bad}: allowed is -1 (dropped) or "
+                f"0..{self.settings.num_experts - 1}; correct the routing or workload.num_experts"
+            )
+        if rows := words[Word.overflow_rows]:
+            raise ValueError(overflow_sentence(self.capacity, words[Word.overflow_rank], rows))
 
     def synchronize(self) -> None:
         """Wait for all launches, bounded, and check them."""

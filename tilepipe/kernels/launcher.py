@@ -15,41 +15,45 @@ from cutlass import Int32, Int64
 from cutlass.cute.runtime import make_fake_stream, make_ptr
 
 from tilepipe.config.choices import Copy, Granularity, HomeGranularity
+from tilepipe.config.limits import max_combine_warps
+from tilepipe.kernels.buffers import run_capacity, ticket_capacity
 from tilepipe.kernels.combine import combine_entry
 from tilepipe.kernels.compile import Code, compile_code
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.dispatch import dispatch_entry
 from tilepipe.kernels.memory import LANES
 from tilepipe.kernels.move import SHARED_BYTES, shared_bytes
-from tilepipe.kernels.protocol import GATE_THREADS, gate_entry
-from tilepipe.kernels.reduction import max_rings
+from tilepipe.kernels.plan import plan_entry
+from tilepipe.kernels.protocol import gate_entry
 from tilepipe.kernels.residency import Residency, residency_of
+from tilepipe.kernels.returns import returns_entry
+from tilepipe.kernels.tickets import PlanConstants
 from tilepipe.schedule.settings import PlanSettings
-from tilepipe.schedule.shape import Shape
+from tilepipe.schedule.shape import Shape, capacity_of
 
 __all__ = [
     "LAUNCHES",
-    "MAX_COMBINE_WARPS",
     "CompileError",
     "Knobs",
     "Launcher",
     "compile_launch",
     "constants_of",
+    "plan_constants_of",
 ]
 
 _BF16_BYTES = 2
 
-# Of 1 to 20 warps combine spills no register; of 24 and 32 it does (sm_90a, 2026-11).
-MAX_COMBINE_WARPS = 20
 # The reduction alone has the chip to itself.
 _REDUCE_WARPS = 8
 
-# name of a launch -> makes its host function from the constants
-LAUNCHES: dict[str, Callable[[Constants], Any]] = {
+# name of a launch -> makes its host function from its constants
+LAUNCHES: dict[str, Callable[[Any], Any]] = {
     "open": lambda constants: gate_entry(constants, exchange=False),
     "open_preset": lambda constants: gate_entry(constants, exchange=False, preset=True),
     "open_exchange": lambda constants: gate_entry(constants, exchange=True),
     "open_exchange_preset": lambda constants: gate_entry(constants, exchange=True, preset=True),
+    "plan": plan_entry,
+    "plan_returns": returns_entry,
     "dispatch": dispatch_entry,
     "combine": lambda constants: combine_entry(constants, push=True, reduce=True),
     "push": lambda constants: combine_entry(constants, push=True, reduce=False),
@@ -140,7 +144,7 @@ def _check_rings(name: str, constants: Constants) -> None:
 
 def _check_combine(constants: Constants) -> None:
     """Refuse more warps than registers and shared memory allow."""
-    most = min(MAX_COMBINE_WARPS, max_rings(constants))
+    most = max_combine_warps(constants.num_topk)
     if constants.num_warps > most:
         raise ValueError(
             f"kernel.num_comm_warps={constants.num_warps}: combine with "
@@ -149,12 +153,28 @@ def _check_combine(constants: Constants) -> None:
         )
 
 
+def opens(name: str) -> bool:
+    """Whether a launch is the gate of another, one CTA a rank."""
+    return name.startswith(("open", "plan"))
+
+
+def plan_constants_of(settings: PlanSettings, shape: Shape) -> PlanConstants:
+    """What the plan kernels are compiled for."""
+    return PlanConstants(
+        settings=settings,
+        capacity=capacity_of(settings, shape),
+        max_tickets=ticket_capacity(settings, shape),
+        max_runs=run_capacity(settings, shape),
+        max_tokens=max(shape.max_tokens, 1),
+    )
+
+
 @cache
-def compile_launch(name: str, constants: Constants) -> Code:
+def compile_launch(name: str, constants: Constants | PlanConstants) -> Code:
     """Compile a launch for stand-in arguments, once in a process; raises CompileError."""
     table = make_ptr(Int64, 0, cute.AddressSpace.gmem, assumed_align=16)
     stand_ins = (Int32(0), Int32(1), Int64(1))
-    if not name.startswith("open"):
+    if not opens(name):
         stand_ins = (Int32(0), Int32(1), Int32(1), Int64(1), Int64(1), Int64(1))
     try:
         return compile_code(LAUNCHES[name](constants), (table, *stand_ins, make_fake_stream()))
@@ -175,9 +195,11 @@ class Launcher:
         shape: Shape,
         knobs: Knobs,
         *,
+        ranks: range,  # those of this process, which a launch holds
         limit_ns: int,  # of one wait inside a launch
     ) -> None:
         self._settings, self._shape, self._knobs = settings, shape, knobs
+        self._ranks = ranks
         self._limit_ns = limit_ns
         self._table = make_ptr(Int64, table.data_ptr(), cute.AddressSpace.gmem, assumed_align=16)
         self._ready: dict[str, Callable[[cuda.CUstream], None]] = {}
@@ -193,22 +215,34 @@ class Launcher:
         """Compile launches; raises CompileError, or ValueError where CTAs would not all fit."""
         for name in names:
             if name not in self._ready:
-                constants = constants_of(name, self._settings, self._shape, self._knobs)
+                constants: Constants | PlanConstants
+                if name.startswith("plan"):
+                    constants = plan_constants_of(self._settings, self._shape)
+                else:
+                    constants = constants_of(name, self._settings, self._shape, self._knobs)
                 code = compile_launch(name, constants)
                 arguments = self._arguments(name, code, constants)
                 self._ready[name] = _bound(code, arguments)
 
-    def _arguments(self, name: str, code: Code, constants: Constants) -> tuple[Any, ...]:
-        num_ranks, knobs = self._settings.num_ranks, self._knobs
-        is_gate = name.startswith("open")
-        num_threads = GATE_THREADS if is_gate else constants.num_warps * LANES
-        dynamic_bytes = 0 if is_gate else shared_bytes(constants, **_PARTS[name])
-        found = self.residency[name] = residency_of(
-            code, num_threads=num_threads, dynamic_bytes=dynamic_bytes
-        )
-        ranks = (self._table, Int32(0), Int32(num_ranks))
-        if is_gate:
+    def _arguments(
+        self, name: str, code: Code, constants: Constants | PlanConstants
+    ) -> tuple[Any, ...]:
+        num_ranks, knobs = len(self._ranks), self._knobs
+        ranks = (self._table, Int32(self._ranks.start), Int32(num_ranks))
+        if isinstance(constants, PlanConstants) or opens(name):
             return (*ranks, Int64(self._limit_ns))
+        num_threads = constants.num_warps * LANES
+        found = self.residency[name] = residency_of(
+            code,
+            num_threads=num_threads,
+            dynamic_bytes=shared_bytes(constants, **_PARTS[name]),
+        )
+        if found.local_bytes:
+            raise ValueError(
+                f"kernel.num_comm_warps={constants.num_warps}: with kernel.num_loads="
+                f"{constants.num_loads} threads have too few registers and would spill "
+                f"{found.local_bytes} bytes each; lower one of the two"
+            )
         num_ctas = knobs.num_ctas
         if name == "reduce":  # nothing waits in it, and it has the chip to itself
             num_ctas = max(1, found.max_ctas // num_ranks)

@@ -13,6 +13,7 @@ from cutlass import Int32, Int64
 from tilepipe.fabric.table import Slot
 from tilepipe.kernels.memory import address, element
 from tilepipe.kernels.semaphore import Scope, claim, now_ns, raise_to
+from tilepipe.kernels.watchdog import abort_word
 
 __all__ = ["EGRESS", "INGRESS", "sleep_until", "wait_for_link"]
 
@@ -47,25 +48,27 @@ def wait_for_link(
     lane: Int32,
     constants: cutlass.Constexpr,
     cost_ns: Int64,
+    latency_ns: Int64,
 ) -> Int64:
-    """Wait for the turn of one row on the link; returns when it has crossed. All lanes call it.
+    """Wait for the turn of one row on the link; returns when its flag may be raised, 0 for at once.
 
-    Rows that stay on their rank cross no link, except where one rank stands for a whole group.
+    All lanes call it. Rows that stay on their rank cross no link, except where one rank stands for
+    a whole group.
     """
-    start = now_ns()
-    crossed = start
+    due = Int64(0)
     if constants.num_ranks == 1 or source != target:
-        booked = start
+        booked = Int64(0)
         if lane == 0:
             booked = book_link(table, source, target, cost_ns)
         start = cute.arch.shuffle_sync(booked, 0)
-        sleep_until(start)
-        crossed = start + cost_ns
-    return crossed
+        sleep_until(table, source, start)
+        due = start + cost_ns + latency_ns
+    return due
 
 
 @cute.jit
-def sleep_until(moment_ns: Int64):
-    """Return at that moment of the device's clock; the caller has bounded it."""
-    while now_ns() < moment_ns:
-        pass
+def sleep_until(table: cute.Pointer, rank: Int32, moment_ns: Int64):
+    """Return at that moment of the device's clock, or once the rank has been stopped."""
+    stop = Int32(0)
+    while stop == 0 and now_ns() < moment_ns:
+        stop = abort_word(table, rank)

@@ -17,9 +17,9 @@ from cutlass import Float32, Int32, Int64, Uint32
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import dsl_user_op
 
+from tilepipe.config.limits import COLUMN_BYTES, RING_BYTES
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.memory import (
-    LANES,
     VECTOR_BYTES,
     load_shared_words,
     store_words,
@@ -35,17 +35,14 @@ __all__ = [
     "units_of",
 ]
 
-_COLUMN_BYTES = LANES * VECTOR_BYTES  # of one slot
 _WORDS = VECTOR_BYTES // 4  # of a vector, two bf16 each
 # Columns of a unit, at most: enough to fill a ring, few enough to spread a token over the chip.
 _MAX_COLUMNS = 8
-# Shared memory for all rings of a CTA.
-_RING_BYTES = 192 * 1024
 _MAX_STAGES = 8
 
 
 def _row_columns(row_bytes: int) -> int:
-    return -(-row_bytes // _COLUMN_BYTES)
+    return -(-row_bytes // COLUMN_BYTES)
 
 
 def units_of(constants: Constants) -> int:
@@ -60,7 +57,7 @@ def columns_of(constants: Constants) -> int:
 
 def max_rings(constants: Constants) -> int:
     """Warps of a CTA that shared memory has a ring for."""
-    return _RING_BYTES // (constants.num_topk * _COLUMN_BYTES)
+    return RING_BYTES // (constants.num_topk * COLUMN_BYTES)
 
 
 def stages_of(constants: Constants) -> int:
@@ -71,7 +68,7 @@ def stages_of(constants: Constants) -> int:
 
 def ring_bytes(constants: Constants) -> int:
     """Shared memory of one warp's ring."""
-    return stages_of(constants) * constants.num_topk * _COLUMN_BYTES
+    return stages_of(constants) * constants.num_topk * COLUMN_BYTES
 
 
 @cute.jit
@@ -86,7 +83,7 @@ def fetch_column(
 ):
     """Start copying one column of every slot; all lanes of a warp call it and commit it."""
     row_bytes, num_topk = constants.row_bytes, constants.num_topk
-    place = column * _COLUMN_BYTES + lane * VECTOR_BYTES
+    place = column * COLUMN_BYTES + lane * VECTOR_BYTES
     source = rows + Int64(token) * (num_topk * row_bytes) + place
     target = stage + lane * VECTOR_BYTES
     inside = place < row_bytes
@@ -95,7 +92,7 @@ def fetch_column(
         cute.arch.inline_ptx(
             "cp.async.cg.shared.global [{$r0}], [{$r1}], 16, {$r2};",
             read_only_args=[
-                target + slot * _COLUMN_BYTES,
+                target + slot * COLUMN_BYTES,
                 source + slot * row_bytes,
                 Int32(VECTOR_BYTES) if kept else Int32(0),
             ],
@@ -116,11 +113,11 @@ def add_column(
 
     A dropped slot adds +0, which changes no sum: none is ever -0, since all start at +0.
     """
-    place = column * _COLUMN_BYTES + lane * VECTOR_BYTES
+    place = column * COLUMN_BYTES + lane * VECTOR_BYTES
     sums = [Float32(0)] * (2 * _WORDS)
     for slot in cutlass.range_constexpr(constants.num_topk):
         factor = cute.arch.shuffle_sync(weight, slot)
-        words = load_shared_words(stage + lane * VECTOR_BYTES + slot * _COLUMN_BYTES)
+        words = load_shared_words(stage + lane * VECTOR_BYTES + slot * COLUMN_BYTES)
         for k in cutlass.range_constexpr(_WORDS):
             low, high = _two_floats(words[k])
             sums[2 * k] = sums[2 * k] + _product(factor, low)

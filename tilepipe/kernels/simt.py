@@ -75,7 +75,8 @@ def move_rows(
         next_second = second_of(edge, table, rank, next_a)
         way = way_of(edge, constants, table, rank, (a, b, c, d), second)
         if cutlass.const_expr(constants.paced):
-            due = wait_for_link(table, rank, way.peer, lane, constants, row_cost_ns) + latency_ns
+            crossed = wait_for_link(table, rank, way.peer, lane, constants, row_cost_ns, latency_ns)
+            due = cutlass.max(due, crossed)
         # Order among the stores of a row is free: all of them precede its flag.
         if lane == 0:
             note_beside(edge, table, rank, (a, b, c, d))
@@ -85,7 +86,7 @@ def move_rows(
         copy_row(way.source, way.target, lane, constants.row_bytes, constants.num_loads)
         if must_raise(num_owed, due, constants):
             if cutlass.const_expr(constants.paced):
-                sleep_until(due)
+                sleep_until(table, rank, due)
             alive = cute.arch.vote_all_sync(stop == 0)
             if alive:
                 raise_owed(flag, num_owed, lane, value, single_writer)
@@ -97,7 +98,7 @@ def move_rows(
         later = cute.arch.shuffle_sync(claimed, 0)
     if alive and num_owed > 0:
         if cutlass.const_expr(constants.paced):
-            sleep_until(due)
+            sleep_until(table, rank, due)
         raise_owed(flag, num_owed, lane, value, single_writer)
 
 

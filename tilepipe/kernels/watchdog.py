@@ -1,6 +1,6 @@
-"""What a wait does that has reached its limit: it leaves a record and stops all ranks.
+"""What a launch tells the host: moments, and a record of a wait that reached its limit.
 
-Knows nothing of what was waited for.
+Knows nothing of what was waited for. The first wait of a rank to give up stops all ranks.
 """
 
 import cutlass
@@ -11,7 +11,14 @@ from tilepipe.fabric.table import RECORD_FIELDS, Slot
 from tilepipe.kernels.memory import address, buffer, element
 from tilepipe.kernels.semaphore import Scope, claim, load_relaxed, now_ns, publish_set, set_relaxed
 
-__all__ = ["abort_word", "give_up"]
+__all__ = ["abort_word", "give_up", "leave_stamp"]
+
+
+@cute.jit
+def leave_stamp(table: cute.Pointer, rank: Int32, thread: Int32, stamp: cutlass.Constexpr):
+    """Write the moment; called by all threads of a CTA, one of which writes."""
+    if thread == 0:
+        buffer(address(table, rank, Slot.stamps), Int64)[int(stamp)] = now_ns()
 
 
 def abort_word(table: cute.Pointer, rank: Int32) -> Int32:

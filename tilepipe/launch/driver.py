@@ -191,7 +191,9 @@ def _one(sweep: _Sweep, point: Point) -> tuple[Outcome, bool]:
     """The outcome of one point, and whether it was there already."""
     fault = _fault(point)
     if point.config["launch"]["wrap"] is not None:
-        outcome = fault or run_wrapped(point, results_dir=sweep.results_dir)
+        if fault is not None:
+            return fault, False
+        outcome = run_wrapped(point, results_dir=sweep.results_dir)
         sweep.screen.say(f"wrapped: {wrapped_folder(sweep.results_dir, point)}")
         return outcome, False
     # A value that is refused is refused, whatever an earlier run with others has left.

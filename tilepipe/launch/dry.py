@@ -39,6 +39,12 @@ def dry_table(
                     size = f"{pool.submit(describe, point.config).result() / 2**20:.1f}"
                 except (ValueError, OSError) as error:
                     fault = str(error)
+                except MemoryError:
+                    tokens = point.config["workload"]["num_tokens"]
+                    fault = (
+                        f"workload.num_tokens={tokens}: its routing does not fit into this "
+                        "machine's memory; lower it"
+                    )
             happens = fault or _happens(point, results_dir, resume)
             wrong += [fault] if fault else []
             ranks = str(point.config["launch"]["num_ranks"])

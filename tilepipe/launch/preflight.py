@@ -12,8 +12,8 @@ __all__ = ["missing_hardware", "refusal", "unsupported"]
 
 # What this version has GPU kernels for.
 _OPERATIONS = ("dispatch", "combine")
-_COPIES = ("simt",)
-_FABRICS = ("loopback",)
+# sm_90a code loads on nothing else.
+_CAPABILITY = (9, 0)
 
 _ON_HOST = "hardware=cpu to run it on the host executor"
 
@@ -34,30 +34,43 @@ def unsupported(point: Point) -> str:
     """
     if point.executor == "host":
         return ""
-    hardware, fabric = point.config["hardware"]["name"], point.config["launch"]["fabric"]
     if point.operation not in _OPERATIONS:
+        hardware, known = point.config["hardware"]["name"], " and ".join(_OPERATIONS)
         return (
-            f"{point.operation} on hardware={hardware}: this version has GPU kernels for "
-            f"{' and '.join(_OPERATIONS)} only; type kernel=dispatch, or {_ON_HOST}"
-        )
-    copy = point.config["kernel"]["copy"]
-    if copy not in _COPIES:
-        return f"kernel.copy={copy}: this version has no such kernel; type kernel.copy=simt"
-    if fabric not in _FABRICS:
-        return (
-            f"launch.fabric={fabric}: this version moves no rows between GPUs; type "
-            f"launch.fabric=loopback to let the ranks share one GPU, or {_ON_HOST}"
+            f"{point.operation} on hardware={hardware}: this version has GPU kernels for {known} "
+            f"only; start +experiment=dispatch, or type {_ON_HOST}"
         )
     return ""
 
 
 def missing_hardware(point: Point) -> str:
     """Why this machine cannot run the point, in a sentence; empty where it can."""
-    hardware, found = point.config["hardware"], len(detect.gpu_names())
-    needed = int(hardware["num_gpus"])
+    hardware, names = point.config["hardware"], detect.gpu_names()
+    needed, found = int(hardware["num_gpus"]), len(names)
+    if needed and found >= needed:
+        return _other_gpu(hardware["name"], hardware["gpu"], names[:needed])
     if found >= needed:
         return ""
     count = f"{needed} GPU{'s' if needed > 1 else ''}"
     return (
         f"hardware={hardware['name']} needs {count} and this machine shows {found}; type {_ON_HOST}"
     )
+
+
+def _other_gpu(option: str, wanted: str | None, names: tuple[str, ...]) -> str:
+    """Why the GPUs that are here are not the ones to run on; empty where they are."""
+    other = [name for name in names if wanted is not None and wanted not in name]
+    if other:
+        return (
+            f"hardware={option} is for {wanted} and this machine has {other[0]}; type "
+            f"hardware=auto, or {_ON_HOST}"
+        )
+    capabilities = detect.capabilities()[: len(names)]
+    unlike = [place for place, found in enumerate(capabilities) if found != _CAPABILITY]
+    if unlike:
+        major, minor = capabilities[unlike[0]]
+        return (
+            f"kernels are built for compute capability 9.0 (H100, H200), and {names[unlike[0]]} "
+            f"has {major}.{minor}; type {_ON_HOST}"
+        )
+    return ""

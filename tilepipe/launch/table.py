@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from tilepipe.config.choices import Regime
+from tilepipe.config.choices import Fabric, Regime
 from tilepipe.records import Interval, Outcome, Point, Status
 from tilepipe.results.pointfile import command_of
 from tilepipe.results.summary import Series, reduce_series, slowest_rank, summary_rows
@@ -47,6 +47,7 @@ _AXES = {
     "num_comm_ctas": "CTAs",
     "num_comm_warps": "warps",
     "num_loads": "loads",
+    "num_stages": "stages",
     "flag_batch": "batch",
     "tile_m": "tile_m",
     "tile_n": "tile_n",
@@ -224,9 +225,17 @@ def _mark(row: Mapping[str, Any]) -> str:
         "throttled": row["throttled"],
         "paced": row["pace_gbps"] is not None or row["pace_latency_ns"],
         "chained": row["regime"] == Regime.chained.name,
+        "shared_gpu": _shares_gpus(row),
     }
     # One below the other: the table's width is for its numbers.
     return "\n".join(word for word, holds in marks.items() if holds)
+
+
+def _shares_gpus(row: Mapping[str, Any]) -> bool:
+    """Whether ranks were processes that took turns on a GPU; by the option's name, as h200_x8."""
+    count = row["hardware"].rpartition("_x")[2]
+    num_gpus = int(count) if count.isdecimal() else row["num_ranks"]
+    return bool(row["fabric"] == Fabric.nvshmem.name and row["num_ranks"] > num_gpus)
 
 
 def _main_row(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -10,6 +10,10 @@ being the time between the events around it. Whatever was enqueued by then, the 
 for. A window for which that does not hold is thrown away, and taken again behind a spin twice as
 long. Launches must therefore bear repetition.
 
+Ranks in several processes come to their windows each in its own time. Behind the spin `meet` lets
+the device wait for all of them, so that no window holds the time by which its rank was early; and
+whether a window is thrown away they decide together, since all or none of them launch again.
+
 Two events with nothing between them are 1.2 us apart, which every window holds; a chain does not
 (H200, 2026-11).
 """
@@ -115,10 +119,18 @@ class Chain:
 class DeviceTimer:
     """Windows in device time; what a first launch has to load is for warm-ups to load."""
 
-    def __init__(self, stream: Stream, *, flush: Callable[[], None] | None = None) -> None:
-        """`flush` enqueues what shall run ahead of every window, on the same stream."""
+    def __init__(
+        self,
+        stream: Stream,
+        *,
+        flush: Callable[[], None] | None = None,
+        meet: Callable[[], None] | None = None,
+        agree: Callable[[bool], bool] = bool,
+    ) -> None:
+        """`flush` enqueues what shall run ahead of every window, `meet` what waits for all ranks,
+        on the same stream. `agree` makes of this process's yes or no that of all."""
         self._stream = stream
-        self._flush = flush
+        self._flush, self._meet, self._agree = flush, meet, agree
         self._doublings = 0
         self._num_calm = 0
         self.num_repeated = 0  # windows thrown away because the host was late
@@ -184,20 +196,24 @@ class DeviceTimer:
                 )
 
     def _open(self) -> tuple[int, Any, Any]:
-        """Hold the stream: host time, the mark ahead of the spin and the one behind it."""
+        """Hold the stream: host time, the mark ahead of the spin and the one behind it, and behind
+        the ranks' meeting."""
         start_ns = self._stream.now_ns()
         ahead = self._stream.mark()
         self._stream.spin(self.spin_cycles)
+        if self._meet is not None:
+            self._meet()
         return start_ns, ahead, self._stream.mark()
 
     def _between(self, marks: Sequence[Any]) -> list[int]:
         return [self._stream.elapsed_ns(first, last) for first, last in pairwise(marks)]
 
     def _covered(self, spin_ns: int, host_ns: int) -> bool:
-        """Whether the host was ahead; shortens a spin that has long been more than enough."""
-        if host_ns > spin_ns:
+        """Whether the host was ahead, on all ranks; shortens a spin that has long been more than
+        enough, on all alike."""
+        if not self._agree(host_ns <= spin_ns):
             return False
-        self._num_calm = self._num_calm + 1 if 4 * host_ns < spin_ns else 0
+        self._num_calm = self._num_calm + 1 if self._agree(4 * host_ns < spin_ns) else 0
         if self._num_calm == _NUM_CALM:
             self._num_calm = 0
             self._doublings = max(self._doublings - 1, 0)

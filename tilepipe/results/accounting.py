@@ -100,12 +100,14 @@ def _rates(point: Point, records: Sequence[RankRecord], series: Series) -> dict[
             all_ranks={name: counts[name] for name in names},
         )
         if point.executor == "cuda" and median_ns:
-            figures |= _shares(point, figures, contender)
+            figures |= _shares(point, figures, contender, num_ranks=len(records))
             figures |= _memory(point, records, contender, median_ns)
     return figures
 
 
-def _shares(point: Point, figures: dict[str, float], contender: str) -> dict[str, float]:
+def _shares(
+    point: Point, figures: dict[str, float], contender: str, *, num_ranks: int
+) -> dict[str, float]:
     """A contender's rates by what a GPU gives for them: CTAs, and a link where rows cross one."""
     found: dict[str, float] = {}
     logical_gbps, wire_gbps = (figures.get(f"{contender}/{n}_gbps") for n in ("logical", "wire"))
@@ -113,7 +115,7 @@ def _shares(point: Point, figures: dict[str, float], contender: str) -> dict[str
     if logical_gbps is not None and isinstance(num_ctas, int):
         found[f"{contender}/gbps_per_cta"] = logical_gbps / num_ctas
     link_gbps = point.config["hardware"]["link_gbps"]
-    if wire_gbps and link_gbps and point.config["launch"]["fabric"] == "nvshmem":
+    if wire_gbps and link_gbps and _num_gpus(point, num_ranks) == num_ranks > 1:
         found[f"{contender}/link_share"] = wire_gbps / link_gbps
     return found
 
@@ -125,13 +127,19 @@ def _memory(
     num_bytes = _memory_bytes(contender, records)
     if num_bytes is None:
         return {}
-    shared = point.config["launch"]["fabric"] == "loopback"  # one GPU holds all ranks
-    memory_gbps = num_bytes / (1 if shared else len(records)) / median_ns
+    memory_gbps = num_bytes / _num_gpus(point, len(records)) / median_ns
     found = {f"{contender}/memory_gbps": memory_gbps}
     hbm_gbps = point.config["hardware"]["hbm_gbps"]
-    if shared and hbm_gbps:
+    if hbm_gbps and point.config["launch"]["fabric"] == "loopback":
         found[f"{contender}/memory_share"] = memory_gbps / hbm_gbps
     return found
+
+
+def _num_gpus(point: Point, num_ranks: int) -> int:
+    """GPUs that hold all ranks; with nvshmem several share one where there are too few."""
+    if point.config["launch"]["fabric"] == "loopback":
+        return 1
+    return min(num_ranks, int(point.config["hardware"]["num_gpus"]))
 
 
 def _memory_bytes(contender: str, records: Sequence[RankRecord]) -> int | None:

@@ -163,7 +163,10 @@ def point_keys(point: Point) -> dict[str, Any]:
         "num_comm_ctas": num_comm_ctas if isinstance(num_comm_ctas, int) else None,
         **{
             key: kernel.get(key)
-            for key in ("num_comm_warps", "num_loads", "flag_batch", "tile_m", "tile_n")
+            for key in (
+                *("num_comm_warps", "num_loads", "num_stages", "flag_batch"),
+                *("tile_m", "tile_n"),
+            )
         },
         **{key: measure.get(key) for key in ("l2", "regime")},
         **{key: launch.get(key) for key in ("pace_gbps", "pace_latency_ns")},

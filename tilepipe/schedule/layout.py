@@ -18,6 +18,7 @@ __all__ = [
     "first_rows",
     "make_handout",
     "make_layout",
+    "overflow_sentence",
     "row_capacity",
     "tile_capacity",
 ]
@@ -173,8 +174,12 @@ def check_capacity(
     extents = first_rows(counts, settings)[:, -1]
     worst = int(extents.argmax())
     if int(extents[worst]) > capacity:
-        raise ValueError(
-            f"kernel.capacity_factor gives {capacity} receive rows a rank, but rank {worst} would "
-            f"receive {int(extents[worst])}; raise it, or type kernel.capacity_factor=null for the "
-            "worst case"
-        )
+        raise ValueError(overflow_sentence(capacity, worst, int(extents[worst])))
+
+
+def overflow_sentence(capacity: int, rank: int, rows: int) -> str:
+    """Why a launch is refused whose rows some rank has no room for."""
+    return (
+        f"kernel.capacity_factor gives {capacity} receive rows a rank, but rank {rank} would "
+        f"receive {rows}; raise it, or type kernel.capacity_factor=null for the worst case"
+    )

@@ -12,12 +12,10 @@ from tilepipe.schedule.plan import RankPlan
 from tilepipe.schedule.sends import Tickets
 from tilepipe.schedule.settings import PlanSettings
 
-__all__ = ["MAX_TOPK", "SLOT_BITS", "TOKEN_BITS", "pack_returns", "pack_sends", "pack_tiles"]
+__all__ = ["SLOT_BITS", "TOKEN_BITS", "pack_returns", "pack_sends", "pack_tiles"]
 
 # A row's way home in 8 bytes: source rank << 48 | token << 16 | slot.
 SLOT_BITS, TOKEN_BITS = 16, 32
-# A warp holds the slots of a token, one a lane.
-MAX_TOPK = 32
 
 
 def pack_sends(plan: RankPlan, settings: PlanSettings) -> NDArray[np.int32]:  # (num_sent, 4)

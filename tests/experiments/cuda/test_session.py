@@ -1,6 +1,7 @@
 """What the cuda executor makes of a configuration, and what a trial is asked in which order."""
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.launch.points import compose_point  # noqa: E402
-from tilepipe.config.choices import Regime  # noqa: E402
+from tilepipe.config.choices import Copy, Regime  # noqa: E402
 from tilepipe.config.schemas import config_from_dict  # noqa: E402
 from tilepipe.experiments.cuda.combine import CudaCombine  # noqa: E402
 from tilepipe.experiments.cuda.dispatch import CudaDispatch  # noqa: E402
@@ -60,6 +61,15 @@ def test_knobs_are_what_was_typed(kernel):
     assert knobs_of(config).paced
 
 
+@pytest.mark.parametrize("kernel", TRIALS)
+def test_knobs_of_bulk_copies_are_what_was_typed(kernel):
+    words = ("kernel.copy=tma", "kernel.num_comm_ctas=16", "kernel.num_comm_warps=2")
+
+    knobs = knobs_of(config_of(kernel, *words, "kernel.num_stages=6"))
+
+    assert knobs == Knobs(num_ctas=16, copy=Copy.tma, num_warps=2, num_stages=6)
+
+
 def test_knobs_left_null_are_those_of_the_launcher():
     words = ("kernel.num_comm_warps=null", "kernel.num_loads=null", "kernel.flag_batch=null")
 
@@ -74,18 +84,17 @@ def test_a_rate_or_a_delay_alone_is_a_pace(rate, delay_ns):
     assert Knobs(num_ctas=1, pace_gbps=rate, pace_latency_ns=delay_ns).paced
 
 
-def test_auto_is_refused_where_an_operation_runs_alone():
-    with pytest.raises(ValueError, match=r"num_comm_ctas=auto: combine alone has no best count"):
-        knobs_of(config_of("combine", "kernel.num_comm_ctas=auto"))
-
-
 # Memory.
 
 # 2 ranks x 32 tokens x 2 slots, 4 experts a rank, tiles of 128 rows: a rank holds at most
 # 64 x 2 + 4 x 127 = 636 rows in 4 + 4 tiles. Every buffer takes whole KiB.
 ROWS = 80 * KIB  # 636 rows of 64 bf16
 COMMON = 5 * KIB + 3 * KIB + 3 * KIB  # 8 bytes of row_home, 4 of row_flag and returns, a row
-SMALL = 17 * KIB  # all that holds less than 1 KiB, and words and sends, which hold as much
+# 636 // 128 + 2 x 8 runs, 636 // 16 tickets more; two words a ticket, twice, and 33 token bins.
+SCRATCH = 2 * KIB  # 4 * (2 * 59 + 2 * 59 + 33) = 1 076 bytes
+SMALL = (
+    18 * KIB + SCRATCH
+)  # all that holds less than 1 KiB, and words and sends, which hold as much
 HAND_COMPUTED = {
     # recv_x; x: 32 rows
     "dispatch": ROWS + 4 * KIB + COMMON + SMALL,
@@ -136,9 +145,13 @@ PARTS = [("plan", lambda: None), ("stage", lambda: None)]
 
 
 def session_with(timer, regime):
-    config = SimpleNamespace(measure=SimpleNamespace(regime=regime))
+    config = SimpleNamespace(
+        measure=SimpleNamespace(regime=regime), launch=SimpleNamespace(wrap=None)
+    )
     checks = []
-    group = SimpleNamespace(check=lambda: checks.append("checked"))
+    group = SimpleNamespace(
+        check=lambda: checks.append("checked"), synchronize=lambda: checks.append("synchronized")
+    )
     return SimpleNamespace(config=config, timer=timer, group=group, checks=checks)
 
 
@@ -163,6 +176,21 @@ def test_a_chain_that_the_host_cannot_keep_up_with_is_no_measurement():
 
     with pytest.raises(RuntimeError, match=r"slower than this GPU runs them, 30 ns each; type "):
         CudaSession.time(session, PARTS, whole=True)
+
+
+@pytest.mark.parametrize("regime", Regime)
+def test_under_a_tool_every_part_runs_once_and_nothing_insists_on_its_time(regime):
+    session = session_with(None, regime)  # a timer that would be asked has no methods
+    session.config.launch.wrap = "ncu"
+    session._run_wrapped = partial(CudaSession._run_wrapped, session)
+    ran = []
+    parts = [(name, partial(ran.append, name)) for name in ("plan", "stage")]
+
+    windows = CudaSession.time(session, parts, whole=True)
+
+    assert ran == ["plan", "stage"]
+    assert list(windows) == ["e2e"]
+    assert session.checks == ["synchronized"]
 
 
 # A trial from gate to gate.
@@ -191,7 +219,7 @@ class FakeWatch:
 
 
 class FakeSession:
-    """Two ranks; writes down what it is asked in `log`."""
+    """Two ranks of one process; writes down what it is asked in `log`."""
 
     ranks = range(2)
 
@@ -201,10 +229,17 @@ class FakeSession:
             measure=SimpleNamespace(**defaults | measured), launch=SimpleNamespace(wrap=None)
         )
         self.group = SimpleNamespace(
+            heap=SimpleNamespace(barrier=lambda: log.append(("barrier",)), all_agree=self._agree),
             synchronize=lambda: log.append(("synchronize",)),
             refresh_plan=lambda: log.append(("refresh_plan",)),
         )
         self._log = log
+        self.votes, self.peer_refuses = [], False
+
+    def _agree(self, yes):
+        """What this process says, unless another one has refused."""
+        self.votes.append(yes)
+        return yes and not self.peer_refuses
 
     def clock_watch(self):
         self._log.append(("watch",))
@@ -219,6 +254,7 @@ class FakeTrial:
 
     contenders = ("one", "two")
     checked = ("one",)
+    jitter_ns = 0  # spread of the times of launches
 
     def __init__(self, wrong=(), **measured):
         self.log = []
@@ -238,7 +274,8 @@ class FakeTrial:
     def time(self, contender):
         self.log.append(("time", contender))
         self._now_ns += 100
-        return {"e2e": (self._now_ns, 50), "plan": (self._now_ns, 5)}
+        longer_ns = self._now_ns % 7 * self.jitter_ns
+        return {"e2e": (self._now_ns, 50 + longer_ns), "plan": (self._now_ns, 5)}
 
     def check(self, contender, rank, launch, stage):
         self.log.append(("check", contender, rank, launch, stage))
@@ -265,9 +302,10 @@ def test_the_gate_runs_every_checked_contender_on_poison_before_any_is_timed():
 
     measure(trial)
 
-    assert trial.log[:7] == [
+    assert trial.log[:8] == [
         ("prepare", "one", GATE_LAUNCH),
         ("poison", "one"),
+        ("barrier",),
         ("run", "one"),
         ("synchronize",),
         ("check", "one", 0, GATE_LAUNCH, "before"),
@@ -286,6 +324,35 @@ def test_a_gate_that_fails_on_one_rank_leaves_no_samples_on_any(rank):
     assert [record.rank for record in records] == [0, 1]
     assert [(record.samples, record.clocks) for record in records] == [((), None)] * 2
     assert [stages(record) for record in records] == [[("before", own != rank)] for own in range(2)]
+
+
+def test_a_gate_that_fails_in_another_process_leaves_no_samples_here():
+    trial = FakeTrial()
+    trial.session.peer_refuses = True
+
+    records = measure(trial)
+
+    assert trial.session.votes == [True]
+    assert not [entry for entry in trial.log if entry[0] in ("time", "watch")]
+    assert [(record.samples, stages(record)) for record in records] == [
+        ((), [("before", True)])
+    ] * 2
+
+
+def test_a_process_that_is_sure_goes_on_until_all_are():
+    trial = FakeTrial(num_iters=8, max_iters=12, interval=0.5)
+
+    def agree(yes):
+        trial.session.votes.append(yes)
+        return yes and len(trial.session.votes) == 1  # the gate
+
+    trial.session.group.heap.all_agree = agree
+
+    records = measure(trial)
+
+    # The gate; then it was sure both times it was asked, after 8 and 10 iterations.
+    assert trial.session.votes == [True] * 3
+    assert {sample.iteration for sample in records[0].samples} == set(range(12))
 
 
 def test_all_ranks_share_the_samples_of_their_launches_and_keep_their_own_counts():
@@ -314,9 +381,10 @@ def test_every_timed_launch_has_a_plan_and_a_payload_of_its_own():
     measure(trial)
 
     timed = trial.log[trial.log.index(("watch",)) + 1 : -2]
-    refreshed, prepared, launched = timed[::3], timed[1::3], timed[2::3]
+    refreshed, prepared, met, launched = (timed[place::4] for place in range(4))
     # One warm-up and three iterations of two contenders.
     assert refreshed == [("refresh_plan",)] * 8
+    assert met == [("barrier",)] * 8
     assert [launch for _, _, launch in prepared] == [
         GATE_LAUNCH + 1 + number for number in range(8)
     ]

@@ -36,6 +36,8 @@ class CudaCombine:
     def prepare(self, contender: str, launch: int) -> None:
         self.session.fill_received(launch)
         if contender == "reduce":  # brings home what it will sum
+            for rank in self.session.ranks:
+                poison(self.session.group.tensor(rank, Slot.home_y))
             self.session.group.open(exchange=False)
             self.session.group.push()
 

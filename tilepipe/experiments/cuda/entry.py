@@ -8,7 +8,7 @@ import importlib
 
 from tilepipe.config.schemas import Config
 from tilepipe.experiments.setting import Memory, plan_settings, routing_of, shape_of
-from tilepipe.fabric.loopback import loopback_bytes
+from tilepipe.fabric.device_heap import device_bytes
 from tilepipe.kernels.buffers import buffer_specs
 from tilepipe.records import RankRecord
 
@@ -16,13 +16,14 @@ __all__ = ["run_ranks", "symmetric_bytes_of"]
 
 
 def run_ranks(config: Config) -> tuple[RankRecord, ...]:
-    """Measure the operation on all ranks of this process."""
+    """Measure the operation on the ranks of this process, all ranks together."""
     # Kernels and CUDA only where they run.
-    from tilepipe.experiments.cuda.session import CudaSession
+    from tilepipe.experiments.cuda.session import opened_session
     from tilepipe.experiments.cuda.trial import measure
 
     kind = importlib.import_module(f"tilepipe.experiments.cuda.{config.operation.name}").TRIAL
-    records: tuple[RankRecord, ...] = measure(kind(CudaSession(config, kind.memory(config))))
+    with opened_session(config, kind.memory(config)) as session:
+        records: tuple[RankRecord, ...] = measure(kind(session))
     return records
 
 
@@ -34,4 +35,4 @@ def symmetric_bytes_of(config: Config) -> int:
         "combine": Memory(home_hidden=hidden),
     }[config.operation.name]
     shape = shape_of(config, routing_of(config), memory)
-    return loopback_bytes(buffer_specs(plan_settings(config), shape))
+    return device_bytes(buffer_specs(plan_settings(config), shape))

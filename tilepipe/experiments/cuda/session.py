@@ -1,15 +1,20 @@
-"""What every operation sets up on the cuda executor: all ranks of this process.
+"""What every operation sets up on the cuda executor: the ranks of this process, which are all of a
+group or, where each has a GPU, one.
 
 Knows nothing of any one operation, of files and tables.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 
 from tilepipe.config.choices import L2, Regime
 from tilepipe.config.schemas import Config, GroupedGemmKernel
+from tilepipe.experiments.cuda.heap import open_heap, watchdog_s
 from tilepipe.experiments.cuda.oracle import DeviceOracle
 from tilepipe.experiments.cuda.payload import fill_rows
 from tilepipe.experiments.setting import (
@@ -21,31 +26,31 @@ from tilepipe.experiments.setting import (
     shape_of,
 )
 from tilepipe.fabric.table import Slot
+from tilepipe.kernels.buffers import buffer_specs
 from tilepipe.kernels.group import DeviceGroup
 from tilepipe.kernels.launcher import Knobs
 from tilepipe.measure.clocks import ClockWatch
 from tilepipe.measure.device import CudaStream, DeviceTimer, L2Flush, Part
 from tilepipe.schedule.layout import count_rows
 from tilepipe.schedule.packed import SLOT_BITS, TOKEN_BITS
+from tilepipe.workload.routing import Routing
 
-__all__ = ["CudaSession", "knobs_of"]
+__all__ = ["CudaSession", "knobs_of", "opened_session"]
 
 # Launches of a chain: many beside its two ends, few enough for one queue of the device.
 _CHAIN_LENGTH = 16
 
 
 def knobs_of(config: Config) -> Knobs:
-    """How a configuration launches communication kernels; raises ValueError for auto."""
+    """How a configuration, which `check_config` has let pass, launches communication kernels."""
     kernel, launch = config.kernel, config.launch
     assert not isinstance(kernel, GroupedGemmKernel), "no communication"
-    if not isinstance(kernel.num_comm_ctas, int):
-        raise ValueError(
-            f"kernel.num_comm_ctas={kernel.num_comm_ctas}: {config.operation.name} alone has no "
-            "best count to find; type a count, or sweep it"
-        )
-    typed = {
+    assert isinstance(kernel.num_comm_ctas, int), "no best count to find"
+    typed: dict[str, Any] = {
+        "copy": kernel.copy,
         "num_warps": kernel.num_comm_warps,
         "num_loads": kernel.num_loads,
+        "num_stages": kernel.num_stages,
         "flag_batch": kernel.flag_batch,
     }
     return Knobs(
@@ -56,27 +61,39 @@ def knobs_of(config: Config) -> Knobs:
     )
 
 
-class CudaSession:
-    """Routing, memory, oracle and timer of all ranks, for the life of a point."""
+@contextmanager
+def opened_session(config: Config, memory: Memory) -> Iterator["CudaSession"]:
+    """Draw the routing, reserve memory, and give it back, whatever happens between.
 
-    def __init__(self, config: Config, memory: Memory) -> None:
-        """Draw the routing and reserve memory; raises what `draw` and `DeviceGroup` raise."""
-        self.config = config
-        self.routing = routing_of(config)
-        self.device = torch.device("cuda", torch.cuda.current_device())
-        self.group = DeviceGroup(
-            plan_settings(config),
-            shape_of(config, self.routing, memory),
-            knobs_of(config),
-            watchdog_s=config.launch.watchdog_ms / 1e3,
-            device=self.device,
-        )
-        self.group.set_routing(self.routing)
-        self.ranks: Sequence[int] = self.group.ranks
+    Raises what `draw`, `open_heap` and `DeviceGroup` raise.
+    """
+    routing, knobs = routing_of(config), knobs_of(config)
+    settings, shape = plan_settings(config), shape_of(config, routing, memory)
+    with open_heap(config, buffer_specs(settings, shape)) as heap:
+        group = DeviceGroup(settings, shape, knobs, heap=heap, watchdog_s=watchdog_s(config))
+        yield CudaSession(config, routing, group)
+
+
+class CudaSession:
+    """Routing, oracle and timer of a group, for the life of a point."""
+
+    def __init__(self, config: Config, routing: Routing, group: DeviceGroup) -> None:
+        """Plan all launches to come; raises what `set_routing` raises."""
+        self.config, self.routing, self.group = config, routing, group
+        self.device = group.device
+        group.set_routing(routing)
+        self.ranks: Sequence[int] = group.ranks
         self._oracles: dict[int, DeviceOracle] = {}
         stream = torch.cuda.current_stream()
         flush = L2Flush(stream) if config.measure.l2 is L2.cold else None
-        self.timer = DeviceTimer(CudaStream(stream), flush=flush)
+        self.timer = DeviceTimer(
+            CudaStream(stream),
+            flush=flush,
+            meet=None if group.heap.is_whole else group.meet,
+            agree=group.heap.all_agree,
+        )
+        if not group.heap.is_whole:
+            group.launcher.prepare("open")
 
     def oracle(self, rank: int) -> DeviceOracle:
         """The oracle of a rank, made when it is first asked."""
@@ -89,7 +106,7 @@ class CudaSession:
         return ClockWatch(str(torch.cuda.get_device_properties(self.device).uuid))
 
     def fill_rows_to_send(self, launch: int) -> None:
-        """Input rows of a launch, on every rank."""
+        """Input rows of a launch, on every rank of this process."""
         for rank in self.ranks:
             tokens = torch.arange(len(self.routing.topk_idx[rank]), device=self.device)
             fill_rows(self.group.tensor(rank, Slot.x), launch, rank, tokens)
@@ -97,12 +114,13 @@ class CudaSession:
     def exchange_homes(self) -> None:
         """Dispatch rows without payload: afterwards every receive row knows its way home."""
         assert self.group.shape.dispatch_hidden == 0
+        self.group.heap.barrier()
         self.group.open(exchange=True)
         self.group.dispatch()
         self.group.synchronize()
 
     def fill_received(self, launch: int) -> None:
-        """Rows as an expert would have made them, told by home and slot, on every rank."""
+        """Rows as an expert would have made them, told by home and slot, on every own rank."""
         for rank in self.ranks:
             _, held = self.group.plans[rank].layout.held_rows()
             rows = torch.from_numpy(held).to(self.device)
@@ -122,6 +140,8 @@ class CudaSession:
         `whole`: it is an operation of its own, plan included; else only the stage counts. Raises
         WatchdogTimeout for a wait that reached its limit.
         """
+        if self.config.launch.wrap is not None:
+            return self._run_wrapped(parts, whole=whole)
         if self.config.measure.regime is Regime.chained:
             chain = self.timer.measure_chained(parts, _CHAIN_LENGTH)
             self.group.check()
@@ -138,15 +158,25 @@ class CudaSession:
             return {"stage": (start_ns, stage_ns)}
         return {"e2e": (start_ns, plan_ns + stage_ns), "plan": (start_ns, plan_ns)}
 
+    def _run_wrapped(self, parts: Sequence[Part], *, whole: bool) -> Components:
+        """Run once, for a tool to look at: what it does to times is not ours to measure."""
+        start_ns = time.monotonic_ns()
+        for _, launch in parts:
+            launch()
+        self.group.synchronize()
+        window = (start_ns, time.monotonic_ns() - start_ns)
+        return {"e2e" if whole else "stage": window}
+
     def counts(self, rank: int) -> dict[str, int]:
-        """What plan and routing say of one rank."""
+        """What plan and routing say of one rank, and windows that were taken again."""
         between = np.stack(
             [count_rows(ids, self.group.settings.num_experts) for ids in self.routing.topk_idx]
         )
-        return counts_of(
+        counts = counts_of(
             self.config,
             self.routing,
             between,
             self.group.plans[rank],
             heap_bytes=self.group.heap.rank_bytes,
         )
+        return {**counts, "windows_retaken": self.timer.num_repeated}

@@ -18,7 +18,10 @@ __all__ = ["CudaTrial", "measure"]
 
 
 class CudaTrial(Protocol):
-    """One operation on all ranks of this process."""
+    """One operation on the ranks of this process.
+
+    Every process of a group calls the same methods in the same order.
+    """
 
     session: CudaSession
 
@@ -37,7 +40,7 @@ class CudaTrial(Protocol):
         """Contenders whose outputs the oracle knows."""
 
     def prepare(self, contender: str, launch: int) -> None:
-        """Write the inputs of a launch on all ranks; outside every window."""
+        """Write the inputs of a launch on all own ranks; outside every window."""
 
     def poison(self, contender: str) -> None:
         """Overwrite all that the contender will write."""
@@ -55,21 +58,22 @@ class CudaTrial(Protocol):
 def measure(trial: CudaTrial) -> tuple[RankRecord, ...]:
     """Compare poisoned outputs, time, and compare what the last timed launches left.
 
-    With a failed gate on any rank no rank takes a sample. All ranks share one launch, so they share
-    its samples.
+    With a failed gate on any rank no rank takes a sample. Ranks of one process share a launch, so
+    they share its samples.
     """
-    session = trial.session
+    session, heap = trial.session, trial.session.group.heap
     verdicts: dict[int, list[Verdict]] = {rank: [] for rank in session.ranks}
-    for contender in trial.checked:
-        trial.prepare(contender, GATE_LAUNCH)
+    for launch, contender in enumerate(trial.checked, start=GATE_LAUNCH):
+        trial.prepare(contender, launch)
         trial.poison(contender)
+        heap.barrier()
         trial.run(contender)
         session.group.synchronize()
         for rank in session.ranks:
-            verdicts[rank] += trial.check(contender, rank, GATE_LAUNCH, "before")
+            verdicts[rank] += trial.check(contender, rank, launch, "before")
     samples: tuple[Sample, ...] = ()
     clocks: Clocks | None = None
-    if all(verdict.passed for found in verdicts.values() for verdict in found):
+    if heap.all_agree(all(verdict.passed for found in verdicts.values() for verdict in found)):
         samples, clocks, last_launch = _time(trial)
         for contender in trial.checked:
             for rank in session.ranks:
@@ -89,13 +93,15 @@ def measure(trial: CudaTrial) -> tuple[RankRecord, ...]:
 
 def _time(trial: CudaTrial) -> tuple[tuple[Sample, ...], Clocks | None, dict[str, int]]:
     session, settings = trial.session, trial.session.config.measure
+    heap = session.group.heap
     last_launch: dict[str, int] = {}
     annotate = ranges(wanted=session.config.launch.wrap is not None)
 
     def timed(contender: str, number: int) -> Components:
-        last_launch[contender] = launch = GATE_LAUNCH + 1 + number
+        last_launch[contender] = launch = GATE_LAUNCH + len(trial.checked) + number
         session.group.refresh_plan()
         trial.prepare(contender, launch)
+        heap.barrier()
         with annotate(contender):
             return trial.time(contender)
 
@@ -105,8 +111,9 @@ def _time(trial: CudaTrial) -> tuple[tuple[Sample, ...], Clocks | None, dict[str
             {name: partial(timed, name) for name in trial.contenders},
             num_warmups=settings.num_warmups,
             num_iters=settings.num_iters,
-            barrier=lambda: None,  # one launch holds all ranks
+            barrier=lambda: None,  # `timed` meets the peers, its inputs written
             max_iters=settings.max_iters,
             interval=settings.interval,
+            agree=heap.all_agree,
         )
     return samples, watch.clocks, last_launch

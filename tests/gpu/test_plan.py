@@ -1,0 +1,210 @@
+"""The Plan made on the device against NumPy's, bit for bit, over several launches in one memory."""
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
+
+import numpy as np  # noqa: E402
+
+from tests.experiments.pairwise import pairwise  # noqa: E402
+from tilepipe.config.choices import Granularity, HomeGranularity, Layout, Order  # noqa: E402
+from tilepipe.fabric.table import Slot, Word  # noqa: E402
+from tilepipe.kernels.group import DeviceGroup  # noqa: E402
+from tilepipe.kernels.launcher import Knobs  # noqa: E402
+from tilepipe.schedule.layout import count_rows  # noqa: E402
+from tilepipe.schedule.packed import pack_returns, pack_sends, pack_tiles  # noqa: E402
+from tilepipe.schedule.plan import plan_home, plan_returns  # noqa: E402
+from tilepipe.schedule.settings import PlanSettings  # noqa: E402
+from tilepipe.schedule.shape import Shape  # noqa: E402
+from tilepipe.workload.routing import Routing  # noqa: E402
+
+AXES = {
+    "num_ranks": [1, 2, 3, 8],
+    "order": list(Order),
+    "granularity": list(Granularity),
+    "home_granularity": list(HomeGranularity),
+    "layout": list(Layout),
+    "tile_m": [16, 48, 128],
+    "experts_per_rank": [1, 3, 32],
+    "num_topk": [1, 2, 8],
+    "num_n_tiles": [1, 16],
+    "tokens": [0, 1, 33, 700],
+    "kind": ["uniform", "one_expert", "masked", "ragged"],
+}
+
+
+def allowed(case):
+    num_experts = case["num_ranks"] * case["experts_per_rank"]
+    return case["num_topk"] <= num_experts
+
+
+COVER = pairwise(AXES, allowed)
+
+
+def draw(case, seed):
+    rng = np.random.default_rng(seed)
+    num_experts = case["num_ranks"] * case["experts_per_rank"]
+    topk_idx = []
+    for rank in range(case["num_ranks"]):
+        count = case["tokens"]
+        if case["kind"] == "ragged":
+            count = count * (rank + seed % 3) // (case["num_ranks"] + 1)
+        ids = np.argsort(rng.random((count, num_experts)), axis=1)[:, : case["num_topk"]]
+        ids = ids.astype(np.int32)
+        if case["kind"] == "one_expert":
+            ids[ids == 0] = ids[:, :1].repeat(case["num_topk"], axis=1)[ids == 0]
+            ids[:, :1] = 0
+        if case["kind"] == "masked":
+            ids[rng.random(ids.shape) < 0.4] = -1
+        topk_idx.append(ids)
+    return Routing(
+        topk_idx=tuple(topk_idx),
+        topk_weights=tuple(np.ones(ids.shape, np.float32) for ids in topk_idx),
+        num_experts=num_experts,
+    )
+
+
+def group_of(case, **shape):
+    num_ranks = case["num_ranks"]
+    settings = PlanSettings(
+        num_ranks=num_ranks,
+        num_experts=num_ranks * case["experts_per_rank"],
+        num_topk=case["num_topk"],
+        tile_m=case["tile_m"],
+        num_n_tiles=case["num_n_tiles"],
+        num_chunks=min(4, case["num_n_tiles"]),
+        layout=case["layout"],
+        granularity=case["granularity"],
+        home_granularity=case["home_granularity"],
+        order=case["order"],
+        seed=7,
+    )
+    sizes = Shape(max_tokens=case["tokens"], num_tokens=case["tokens"] * num_ranks, **shape)
+    return DeviceGroup(
+        settings, sizes, Knobs(num_ctas=1, num_warps=4), watchdog_s=5.0, plans_on_device=True
+    )
+
+
+def found(group, rank, slot, count):
+    return group.tensor(rank, slot)[:count].cpu().numpy()
+
+
+def check_plan(group, routing):
+    for rank, plan in enumerate(group.plans):
+        words = group.tensor(rank, Slot.words).tolist()
+        expected = plan.readiness.expected
+        home = plan_home(routing.topk_idx[rank], group.settings)
+        assert words[Word.num_sends] == plan.num_sent
+        assert words[Word.num_tiles] == plan.layout.num_tiles
+        assert words[Word.num_counters] == len(expected)
+        assert words[Word.num_returns] == plan.layout.num_rows
+        wanted = {
+            Slot.sends: pack_sends(plan, group.settings),
+            Slot.tiles: pack_tiles(plan.layout),
+            Slot.ready_expected: expected,
+            Slot.rows_to: count_rows(routing.topk_idx[rank], group.settings.num_experts),
+            Slot.token_expected: home.token_expected,
+            Slot.rank_expected: home.rank_expected,
+        }
+        for slot, want in wanted.items():
+            np.testing.assert_array_equal(found(group, rank, slot, len(want)), want, slot.name)
+
+
+def check_returns(group, epoch):
+    homes = group._homes()
+    for rank, plan in enumerate(group.plans):
+        want = pack_returns(plan_returns(plan.layout, *homes[rank], group.settings, epoch=epoch))
+        np.testing.assert_array_equal(found(group, rank, Slot.returns, len(want)), want)
+
+
+@pytest.mark.parametrize("number", range(len(COVER)))
+def test_the_device_makes_the_plan_that_numpy_makes(number):
+    case = COVER[number]
+    group = group_of(case)
+    for launch in range(3):
+        routing = draw(case, 10 * number + launch)
+        group.set_routing(routing)
+        group.open(exchange=True)
+        group.dispatch()
+        group.open(exchange=False)
+        group.synchronize()
+        check_plan(group, routing)
+        check_returns(group, epoch=2 * launch + 2)
+
+
+@pytest.mark.parametrize("number_of_tokens", [4096, 16_384])
+def test_a_large_plan_is_the_same(number_of_tokens):
+    case = {
+        "num_ranks": 8,
+        "experts_per_rank": 32,
+        "num_topk": 8,
+        "tile_m": 128,
+        "num_n_tiles": 16,
+        "layout": Layout.padded,
+        "granularity": Granularity.tile,
+        "home_granularity": HomeGranularity.token,
+        "order": Order.edf,
+        "tokens": number_of_tokens,
+        "kind": "uniform",
+    }
+    group = group_of(case)
+    routing = draw(case, 1)
+    group.set_routing(routing)
+    group.open(exchange=True)
+    group.dispatch()
+    group.open(exchange=False)
+    group.synchronize()
+    check_plan(group, routing)
+    check_returns(group, epoch=2)
+
+
+PLAIN = {
+    "num_ranks": 2,
+    "experts_per_rank": 4,
+    "num_topk": 2,
+    "tile_m": 16,
+    "num_n_tiles": 1,
+    "layout": Layout.packed,
+    "granularity": Granularity.tile,
+    "home_granularity": HomeGranularity.token,
+    "order": Order.edf,
+    "tokens": 64,
+    "kind": "uniform",
+}
+
+
+def test_an_overflow_is_refused_by_every_rank_and_nothing_is_sent():
+    group = group_of(PLAIN, dispatch_hidden=64, capacity_factor=1.0)
+    routing = draw(PLAIN, 1)
+    group.set_routing(draw({**PLAIN, "tokens": 0}, 1))  # the host refuses what would not fit
+    everything = tuple(np.full_like(ids, 0) for ids in routing.topk_idx)
+    for rank, ids in enumerate(everything):
+        ids[:, 1] = 1
+        group.heap.fill(rank, Slot.topk_idx, ids)
+        group._set_words(rank, {Word.num_tokens: len(ids)})
+        group.tensor(rank, Slot.recv_x).fill_(0x7FC1)
+    group.open(exchange=True)
+    group.dispatch()
+    torch.cuda.synchronize()
+
+    with pytest.raises(
+        ValueError, match=r"gives 128 receive rows a rank, but rank 0 would receive 256"
+    ):
+        group.check()
+    for rank in group.ranks:
+        assert (group.tensor(rank, Slot.recv_x) == 0x7FC1).all()
+
+
+def test_a_number_that_is_no_expert_is_named():
+    group = group_of(PLAIN)
+    group.set_routing(draw(PLAIN, 2))
+    group.tensor(1, Slot.topk_idx)[5, 1] = 8
+    group.open(exchange=True)
+    torch.cuda.synchronize()
+
+    with pytest.raises(ValueError, match=r"topk_idx of rank 1 holds 8: allowed is -1 .* 0\.\.7"):
+        group.check()

@@ -1,0 +1,106 @@
+"""Who may see what: the scope of every wait, fence and flag of every launch, read in its PTX.
+
+One GPU cannot show a scope that is too narrow; neither can any test that runs on one.
+"""
+
+import re
+
+import pytest
+
+from tilepipe.config.choices import Copy, Granularity, HomeGranularity
+from tilepipe.kernels.compile import memory_instructions
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+QUEUES = (128, 256, 384)  # bytes into a rank's words: send, push and reduce queue
+NAMES = ["open", "open_exchange", "open_preset", "open_exchange_preset"]
+NAMES += ["dispatch", "push", "combine", "reduce", "plan", "plan_returns"]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        (Granularity.tile, HomeGranularity.token, Copy.simt, 1),
+        (Granularity.token, HomeGranularity.rank, Copy.tma, 8),
+    ],
+    ids=["tile-simt", "token-tma"],
+)
+def codes(request):
+    from tilepipe.kernels.launcher import Knobs, compile_launch, constants_of, plan_constants_of
+    from tilepipe.schedule.settings import PlanSettings
+    from tilepipe.schedule.shape import Shape
+
+    granularity, home_granularity, copy, num_ranks = request.param
+    settings = PlanSettings(
+        num_ranks=num_ranks,
+        num_experts=8 * num_ranks,
+        num_topk=8,
+        granularity=granularity,
+        home_granularity=home_granularity,
+    )
+    shape = Shape(max_tokens=64, num_tokens=64, dispatch_hidden=7168, home_hidden=7168)
+    knobs = Knobs(num_ctas=1, copy=copy, num_warps=4)
+
+    def constants(name):
+        if name.startswith("plan"):
+            return plan_constants_of(settings, shape)
+        return constants_of(name, settings, shape, knobs)
+
+    return {name: compile_launch(name, constants(name)).ptx for name in NAMES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whatever_orders_or_waits_does_so_for_all_peers(codes, name):
+    ordered = r"(ld\.relaxed|st\.relaxed|red\.relaxed|fence\.acq_rel)\S*"
+    found = re.findall(ordered, codes[name])
+    scopes = set(re.findall(r"(?:relaxed|acq_rel)\.(\w+)", codes[name]))
+
+    assert bool(found) == (name != "reduce")  # all its rows are home
+    assert scopes <= {"sys"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_polling_loop_looks_at_the_abort_word_and_the_clock(codes, name):
+    if name == "reduce":
+        pytest.skip("waits for nothing")
+    body = codes[name]
+    fences = [match.start() for match in re.finditer(r"fence\.acq_rel\.sys", body)]
+    waits = [
+        body[start:end]
+        for start, end in zip([0, *fences], fences, strict=False)
+        if len(re.findall(r"ld\.relaxed\.sys\.global\.b(?:32|64)", body[start:end])) >= 3
+    ]
+
+    assert waits, "no wait was found"
+    assert all("%globaltimer" in wait for wait in waits)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in NAMES[4:8]])
+def test_a_gate_zeroes_all_queues_before_it_says_so(codes, name):
+    lines = memory_instructions(codes[name])
+    zeroed = {
+        int(place): number
+        for number, line in enumerate(lines)
+        for place in re.findall(r"st\.global\.b32\s+\[%rd\d+\+(\d+)\], 0;", line)
+    }
+    first_fence = next(n for n, line in enumerate(lines) if line.startswith("fence.acq_rel.sys"))
+
+    assert set(QUEUES) <= set(zeroed)
+    assert all(zeroed[queue] < first_fence for queue in QUEUES)
+
+
+@pytest.mark.parametrize("name", ["combine", "reduce"])
+def test_a_column_is_summed_only_once_its_copies_have_come(codes, name):
+    groups = re.findall(r"cp\.async\.wait_group\s+(\d+)", codes[name])
+    commits = codes[name].count("cp.async.commit_group")
+
+    # One wait in the loop, for all but the copies that run ahead, and one for all at the end; as
+    # many groups are opened ahead of the loop, and one in it.
+    ahead = int(groups[0])
+    assert groups == [str(ahead), "0"]
+    assert commits == ahead + 1
+
+
+@pytest.mark.parametrize("name", ["dispatch", "push", "combine"])
+def test_lanes_agree_before_a_warp_goes_on_or_stops(codes, name):
+    assert len(re.findall(r"vote\.sync\.all", codes[name])) >= 2
