@@ -5,25 +5,23 @@ A token is the weighted sum of its valid slots: FP32, in slot order, product and
 one rounding to bf16 at the end, so the result is the same bits in whatever order rows come.
 """
 
-import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
-from cutlass.memory import SmemAllocator
 
 from tilepipe.fabric.table import Role, Slot, Word
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.edges import Edge
+from tilepipe.kernels.entries import communication_entry
 from tilepipe.kernels.memory import (
     LANES,
     VECTOR_BYTES,
     address,
     buffer,
     element,
-    shared_table,
     word,
 )
-from tilepipe.kernels.move import move_rows, warp_memory
+from tilepipe.kernels.move import move_rows
 from tilepipe.kernels.queue import claim_for_warp
 from tilepipe.kernels.reduction import (
     add_column,
@@ -32,8 +30,7 @@ from tilepipe.kernels.reduction import (
     stages_of,
     units_of,
 )
-from tilepipe.kernels.semaphore import Scope, load_relaxed, wait_at_least
-from tilepipe.kernels.watchdog import give_up
+from tilepipe.kernels.watchdog import wait_or_give_up
 
 __all__ = ["combine_entry", "reduce_tokens", "wait_home"]
 
@@ -148,7 +145,17 @@ def _wait_token(
     epoch = buffer(address(table, rank, Slot.words), Int32)[int(Word.epoch)]
     expected = buffer(address(table, rank, Slot.token_expected), Int32)[token]
     counter = element(address(table, rank, Slot.token_ready), token, Int32)
-    return _wait(table, rank, counter, expected, Role.reduce, token, epoch, constants, limit_ns)
+    return wait_or_give_up(
+        table,
+        rank,
+        counter,
+        expected,
+        Role.reduce,
+        token,
+        epoch,
+        constants.num_ranks,
+        limit_ns,
+    )
 
 
 @cute.jit
@@ -161,30 +168,18 @@ def _wait_ranks(
     if lane < constants.num_ranks:
         expected = buffer(address(table, rank, Slot.rank_expected), Int32)[lane]
         counter = element(address(table, rank, Slot.rank_ready), lane, Int32)
-        alive = _wait(
-            table, rank, counter, expected, Role.reduce_rank, lane, epoch, constants, limit_ns
+        alive = wait_or_give_up(
+            table,
+            rank,
+            counter,
+            expected,
+            Role.reduce_rank,
+            lane,
+            epoch,
+            constants.num_ranks,
+            limit_ns,
         )
     return cute.arch.vote_all_sync(alive)
-
-
-@cute.jit
-def _wait(
-    table: cute.Pointer,
-    rank: Int32,
-    counter: cute.Pointer,
-    expected: Int32,
-    role: cutlass.Constexpr,
-    item: Int32,
-    epoch: Int32,
-    constants: cutlass.Constexpr,
-    limit_ns: Int64,
-) -> cutlass.Boolean:
-    abort = element(address(table, rank, Slot.abort), Int32(0), Int32)
-    came = wait_at_least(counter, expected, abort, limit_ns, Scope.sys, False)
-    if not came:
-        seen = load_relaxed(counter, Int32, Scope.sys)
-        give_up(table, rank, constants.num_ranks, role, item, Int32(-1), epoch, expected, seen)
-    return came
 
 
 @cute.jit
@@ -213,67 +208,14 @@ def combine_entry(constants: Constants, *, push: bool, reduce: bool):
     Pushes alone end once everything is home; a reduction alone waits for nothing.
     """
 
-    @cute.kernel
-    def kernel(
-        table: cute.Pointer,
-        first_rank: Int32,
-        num_ranks: Int32,
-        num_ctas: Int32,
-        row_cost_ns: Int64,
-        latency_ns: Int64,
-        limit_ns: Int64,
-    ):
-        lane, warp = cute.arch.lane_idx(), cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        thread, _, _ = cute.arch.thread_idx()
-        cta, _, _ = cute.arch.block_idx()
-        memory = SmemAllocator()
-        num_threads = constants.num_warps * LANES
-        table = shared_table(table, memory, constants.num_ranks, thread, num_threads)
-        ring, barriers = warp_memory(memory, warp, lane, constants, moves=push, reduces=reduce)
-        rank = first_rank + cta % num_ranks
-        if cutlass.const_expr(push):
-            move_rows(
-                Edge.home,
-                table,
-                rank,
-                lane,
-                ring,
-                barriers,
-                constants,
-                row_cost_ns,
-                latency_ns,
-                limit_ns,
-            )
-        if cutlass.const_expr(reduce):
+    def body(table, rank, lane, warp, num_warps, ring, barriers, cost_ns, latency_ns, limit_ns):
+        if push:
+            way = (ring, barriers, constants, cost_ns, latency_ns, limit_ns)
+            move_rows(Edge.home, table, rank, lane, *way)
+        if reduce:
             out = Slot.out if push else Slot.reduced
             reduce_tokens(table, rank, lane, ring, constants, out, push, limit_ns)
         else:
-            wait_home(
-                table,
-                rank,
-                (cta // num_ranks) * constants.num_warps + warp,
-                num_ctas * constants.num_warps,
-                lane,
-                constants,
-                limit_ns,
-            )
+            wait_home(table, rank, warp, num_warps, lane, constants, limit_ns)
 
-    @cute.jit
-    def host(
-        table: cute.Pointer,
-        first_rank: Int32,
-        num_ranks: Int32,
-        num_ctas: Int32,  # of each rank
-        row_cost_ns: Int64,
-        latency_ns: Int64,
-        limit_ns: Int64,
-        stream: cuda.CUstream,
-    ):
-        kernel(table, first_rank, num_ranks, num_ctas, row_cost_ns, latency_ns, limit_ns).launch(
-            grid=[num_ranks * num_ctas, 1, 1],
-            block=[constants.num_warps * LANES, 1, 1],
-            min_blocks_per_mp=1,  # all registers that so many threads leave: none may spill
-            stream=stream,
-        )
-
-    return host
+    return communication_entry(constants, body, moves=push, reduces=reduce)

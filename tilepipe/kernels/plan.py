@@ -12,7 +12,6 @@ deadlines as they come, and the other orders count who goes before.
 
 from dataclasses import dataclass
 
-import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Uint32
@@ -20,6 +19,7 @@ from cutlass.memory import SmemAllocator
 
 from tilepipe.config.choices import Granularity, Layout, Order
 from tilepipe.fabric.table import Slot, Stamp, Word
+from tilepipe.kernels.entries import rank_entry
 from tilepipe.kernels.memory import (
     LANES,
     VECTOR_BYTES,
@@ -483,29 +483,10 @@ def make_plan(
 def plan_entry(plan: PlanConstants):
     """Host function that opens and plans a launch on all ranks of this process, one CTA each."""
 
-    @cute.kernel
-    def kernel(table: cute.Pointer, first_rank: Int32, limit_ns: Int64):
-        thread, _, _ = cute.arch.thread_idx()
-        cta, _, _ = cute.arch.block_idx()
-        rank = first_rank + cta
+    def body(table, rank, thread, limit_ns):
         leave_stamp(table, rank, thread, Stamp.plan_entry)
         make_plan(table, rank, thread, SmemAllocator(), plan, limit_ns)
         cute.arch.sync_threads()
         leave_stamp(table, rank, thread, Stamp.plan_exit)
 
-    @cute.jit
-    def host(
-        table: cute.Pointer,
-        first_rank: Int32,
-        num_ranks: Int32,
-        limit_ns: Int64,
-        stream: cuda.CUstream,
-    ):
-        kernel(table, first_rank, limit_ns).launch(
-            grid=[num_ranks, 1, 1],
-            block=[PLAN_THREADS, 1, 1],
-            min_blocks_per_mp=1,
-            stream=stream,
-        )
-
-    return host
+    return rank_entry(PLAN_THREADS, body)

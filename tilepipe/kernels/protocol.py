@@ -11,7 +11,6 @@ a rank. It runs after every reader of the launch before, which stream order give
    stored anywhere before that.
 """
 
-import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
@@ -19,6 +18,7 @@ from cutlass import Int32, Int64
 from tilepipe.config.choices import Granularity
 from tilepipe.fabric.table import Role, Slot, Word
 from tilepipe.kernels.constants import Constants
+from tilepipe.kernels.entries import rank_entry
 from tilepipe.kernels.memory import address, buffer, element
 from tilepipe.kernels.semaphore import (
     Scope,
@@ -195,24 +195,7 @@ def pass_gate(
 def gate_entry(constants: Constants, *, exchange: bool, preset: bool = False):
     """Host function that opens a launch on all ranks of this process, one CTA each."""
 
-    @cute.kernel
-    def kernel(table: cute.Pointer, first_rank: Int32, limit_ns: Int64):
-        thread, _, _ = cute.arch.thread_idx()
-        cta, _, _ = cute.arch.block_idx()
-        open_launch(
-            table, first_rank + cta, thread, GATE_THREADS, constants, exchange, preset, limit_ns
-        )
+    def body(table, rank, thread, limit_ns):
+        open_launch(table, rank, thread, GATE_THREADS, constants, exchange, preset, limit_ns)
 
-    @cute.jit
-    def host(
-        table: cute.Pointer,
-        first_rank: Int32,
-        num_ranks: Int32,
-        limit_ns: Int64,
-        stream: cuda.CUstream,
-    ):
-        kernel(table, first_rank, limit_ns).launch(
-            grid=[num_ranks, 1, 1], block=[GATE_THREADS, 1, 1], stream=stream
-        )
-
-    return host
+    return rank_entry(GATE_THREADS, body)

@@ -7,7 +7,6 @@ Segments are pairs of local expert and source rank, in the order of the rows. In
 by token, so the first tokens of its runs rise: who goes before a run is found by one search a pair.
 """
 
-import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
@@ -15,6 +14,7 @@ from cutlass.memory import SmemAllocator
 
 from tilepipe.config.choices import Layout, Order
 from tilepipe.fabric.table import Slot, Stamp, Word
+from tilepipe.kernels.entries import rank_entry
 from tilepipe.kernels.memory import LANES, address, buffer
 from tilepipe.kernels.protocol import open_launch
 from tilepipe.kernels.scan import exclusive_scan
@@ -321,35 +321,28 @@ def plan_returns(
             returns[starts[scratch[ticket]] + lane] = first + lane
 
 
+@cute.jit
+def _open_and_plan(
+    table: cute.Pointer,
+    rank: Int32,
+    thread: Int32,
+    memory: cutlass.Constexpr,
+    plan: cutlass.Constexpr,
+    limit_ns: Int64,
+):
+    open_launch(table, rank, thread, PLAN_THREADS, plan.gate, False, False, limit_ns)
+    cute.arch.sync_threads()
+    if abort_word(table, rank) == 0:
+        plan_returns(table, rank, thread, memory, plan)
+
+
 def returns_entry(plan: PlanConstants):
     """Host function that opens a launch without an exchange and plans the way back."""
 
-    @cute.kernel
-    def kernel(table: cute.Pointer, first_rank: Int32, limit_ns: Int64):
-        thread, _, _ = cute.arch.thread_idx()
-        cta, _, _ = cute.arch.block_idx()
-        rank = first_rank + cta
+    def body(table, rank, thread, limit_ns):
         leave_stamp(table, rank, thread, Stamp.returns_entry)
-        open_launch(table, rank, thread, PLAN_THREADS, plan.gate, False, False, limit_ns)
-        cute.arch.sync_threads()
-        if abort_word(table, rank) == 0:
-            plan_returns(table, rank, thread, SmemAllocator(), plan)
+        _open_and_plan(table, rank, thread, SmemAllocator(), plan, limit_ns)
         cute.arch.sync_threads()
         leave_stamp(table, rank, thread, Stamp.returns_exit)
 
-    @cute.jit
-    def host(
-        table: cute.Pointer,
-        first_rank: Int32,
-        num_ranks: Int32,
-        limit_ns: Int64,
-        stream: cuda.CUstream,
-    ):
-        kernel(table, first_rank, limit_ns).launch(
-            grid=[num_ranks, 1, 1],
-            block=[PLAN_THREADS, 1, 1],
-            min_blocks_per_mp=1,
-            stream=stream,
-        )
-
-    return host
+    return rank_entry(PLAN_THREADS, body)

@@ -9,9 +9,17 @@ from cutlass import Int32, Int64
 
 from tilepipe.fabric.table import RECORD_FIELDS, Slot
 from tilepipe.kernels.memory import address, buffer, element
-from tilepipe.kernels.semaphore import Scope, claim, load_relaxed, now_ns, publish_set, set_relaxed
+from tilepipe.kernels.semaphore import (
+    Scope,
+    claim,
+    load_relaxed,
+    now_ns,
+    publish_set,
+    set_relaxed,
+    wait_at_least,
+)
 
-__all__ = ["abort_word", "give_up", "leave_stamp"]
+__all__ = ["abort_word", "give_up", "leave_stamp", "wait_or_give_up"]
 
 
 @cute.jit
@@ -62,3 +70,27 @@ def give_up(
                     Int32(1),
                     Scope.sys,
                 )
+
+
+@cute.jit
+def wait_or_give_up(
+    table: cute.Pointer,
+    rank: Int32,
+    counter: cute.Pointer,
+    expected: Int32,
+    role: cutlass.Constexpr,
+    item: Int32,
+    epoch: Int32,
+    num_ranks: cutlass.Constexpr,
+    limit_ns: Int64,
+) -> cutlass.Boolean:
+    """Wait for a counter or a flag of the own rank; at the limit, leave a record and stop all.
+
+    True once it is there. What lanes do next must hang on a vote: each waits by itself.
+    """
+    abort = element(address(table, rank, Slot.abort), Int32(0), Int32)
+    came = wait_at_least(counter, expected, abort, limit_ns, Scope.sys, False)
+    if not came:
+        seen = load_relaxed(counter, Int32, Scope.sys)
+        give_up(table, rank, num_ranks, role, item, Int32(-1), epoch, expected, seen)
+    return came
