@@ -12,13 +12,18 @@ from tilepipe.config.limits import (
     MAX_LOOPBACK_RANKS,
     MAX_NVSHMEM_RANKS,
     MAX_TOPK,
+    SHARED_BYTES,
+    WARPS_OF_SM,
     max_combine_warps,
+    max_flag_batch,
+    piece_bytes,
 )
 from tilepipe.config.refuse import require
 from tilepipe.config.schemas import (
     SWEEP_KEYS,
     AllLocalRouting,
     AllRemoteRouting,
+    CommunicationKernel,
     Config,
     GroupedGemmKernel,
     HotExpertRouting,
@@ -192,6 +197,42 @@ def _check_kernels(config: Config) -> None:
             f"warps; use at most {most}"
         )
         require(warps is None or warps <= most, "kernel.num_comm_warps", warps, allowed)
+    _check_residency(config, kernel)
+    if kernel.copy is Copy.tma:
+        _check_bulk(config, kernel)
+
+
+def _check_residency(config: Config, kernel: CommunicationKernel) -> None:
+    """CTAs of all ranks on a GPU run at once; the code's registers may allow fewer."""
+    ctas, warps, num_sms = kernel.num_comm_ctas, kernel.num_comm_warps, config.hardware.num_sms
+    if not isinstance(ctas, int) or warps is None or num_sms is None:
+        return
+    shared = config.launch.fabric is Fabric.loopback
+    num_ranks = config.launch.num_ranks if shared else 1
+    most = num_sms * (WARPS_OF_SM // warps) // num_ranks
+    ranks = f" shared by {num_ranks} ranks" if num_ranks > 1 else ""
+    allowed = (
+        f"{num_sms} SMs{ranks} hold {most} CTAs of {warps} warps a rank; use at most {most}, or "
+        "fewer kernel.num_comm_warps"
+    )
+    require(ctas <= most, "kernel.num_comm_ctas", ctas, allowed)
+
+
+def _check_bulk(config: Config, kernel: CommunicationKernel) -> None:
+    """What rings of bulk copies take of an SM, and what their warps can remember."""
+    batch, stages, warps = kernel.flag_batch, kernel.num_stages, kernel.num_comm_warps
+    if batch is None or stages is None or warps is None:
+        return
+    allowed = f"warps with kernel.num_stages={stages} remember {{0}} rows; use at most {{0}}"
+    most = max_flag_batch(stages)
+    require(batch <= most, "kernel.flag_batch", batch, allowed.format(most))
+    stage_bytes = piece_bytes(config.workload.hidden * _ELEM_BYTES[config.workload.dtype])
+    needed = warps * stages * stage_bytes
+    allowed = (
+        f"{warps} warps x that many stages of {stage_bytes} bytes need {needed} bytes of shared "
+        f"memory, and an SM has {SHARED_BYTES}; lower it, or kernel.num_comm_warps"
+    )
+    require(needed <= SHARED_BYTES, "kernel.num_stages", stages, allowed)
 
 
 def _check_pace(config: Config) -> None:

@@ -44,6 +44,7 @@ __all__ = [
     "AllLocalRouting",
     "AllRemoteRouting",
     "CombineKernel",
+    "CommunicationKernel",
     "Config",
     "DispatchGemmKernel",
     "DispatchKernel",
@@ -113,7 +114,7 @@ class _GemmTiles:
 
 
 @dataclass(kw_only=True)
-class _Communication(_GemmTiles):
+class CommunicationKernel(_GemmTiles):
     """How rows travel: what dispatch and combine have in common."""
 
     copy: Copy | None = None  # null: the host executor has no copies
@@ -143,14 +144,14 @@ class _Communication(_GemmTiles):
 
 
 @dataclass(kw_only=True)
-class DispatchKernel(_Communication):
+class DispatchKernel(CommunicationKernel):
     """Dispatch alone, the GEMM held out."""
 
     operation: Operation = Operation.dispatch
 
 
 @dataclass(kw_only=True)
-class CombineKernel(_Communication):
+class CombineKernel(CommunicationKernel):
     """Combine alone, the GEMM held out."""
 
     operation: Operation = Operation.combine
@@ -165,14 +166,14 @@ class GroupedGemmKernel(_GemmTiles):
 
 
 @dataclass(kw_only=True)
-class DispatchGemmKernel(_Communication):
+class DispatchGemmKernel(CommunicationKernel):
     """Dispatch and the first GEMM, fused."""
 
     operation: Operation = Operation.dispatch_gemm
 
 
 @dataclass(kw_only=True)
-class GemmCombineKernel(_Communication):
+class GemmCombineKernel(CommunicationKernel):
     """The second GEMM and combine, fused."""
 
     operation: Operation = Operation.gemm_combine
