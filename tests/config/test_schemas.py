@@ -169,6 +169,16 @@ REFUSED = [
         "kernel.num_stages=5: 4 warps x that many stages of 14336 bytes need 286720 bytes of "
         "shared memory, and an SM has 232448; lower it, or kernel.num_comm_warps",
     ),
+    (
+        "kernel.planner=device",
+        "kernel.planner=device: the host executor plans with NumPy; leave the key out, or choose "
+        "hardware with a GPU",
+    ),
+    (
+        "hardware=h200_x1 kernel=dispatch kernel.planner=device workload.num_experts=2048",
+        "workload.num_experts=2048: the plan kernel counts at most 1024 experts; lower it, or type "
+        "kernel.planner=numpy",
+    ),
     ("launch.fabric=nvshmem", "launch.fabric=nvshmem: hardware=cpu has no GPU; use host"),
     ("hardware=h200_x2 launch.fabric=host", "launch.fabric=host: hardware=h200_x2 has GPUs"),
 ]
@@ -215,6 +225,7 @@ ACCEPTED = [
     "kernel=dispatch kernel.num_comm_warps=32 kernel.num_loads=16 kernel.flag_batch=32",
     "kernel.copy=tma kernel.num_loads=null",
     "kernel.copy=tma kernel.num_comm_warps=1 kernel.num_stages=14",
+    "kernel.planner=device workload.num_experts=1024",
     "launch.wrap=inline launch.num_ranks=8",  # ranks that share a GPU share a process
     "kernel=grouped_gemm",
 ]

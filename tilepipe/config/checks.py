@@ -7,10 +7,11 @@ import math
 import re
 from typing import Any
 
-from tilepipe.config.choices import L2, Copy, Dtype, Fabric, Law, Operation, Regime
+from tilepipe.config.choices import L2, Copy, Dtype, Fabric, Law, Operation, Planner, Regime
 from tilepipe.config.limits import (
     MAX_LOOPBACK_RANKS,
     MAX_NVSHMEM_RANKS,
+    MAX_PLANNED_EXPERTS,
     MAX_TOPK,
     SHARED_BYTES,
     WARPS_OF_SM,
@@ -165,9 +166,13 @@ def _check_gpu_keys(config: Config) -> None:
     kernel = config.kernel
     if isinstance(kernel, GroupedGemmKernel):
         return
+    on_host = config.launch.fabric is Fabric.host
+    allowed = f"the host executor plans with NumPy; {_LEAVE_OUT}"
+    by_numpy = kernel.planner is Planner.numpy
+    require(by_numpy or not on_host, "kernel.planner", kernel.planner, allowed)
     for key, lacked in _GPU_KEYS.items():
         value = getattr(kernel, key)
-        if config.launch.fabric is Fabric.host:
+        if on_host:
             allowed = f"the host executor has no {lacked}; {_LEAVE_OUT}"
             require(value is None, f"kernel.{key}", value, allowed)
         elif kernel.copy is not _OF_ONE_COPY.get(key, kernel.copy):
@@ -197,6 +202,14 @@ def _check_kernels(config: Config) -> None:
             f"warps; use at most {most}"
         )
         require(warps is None or warps <= most, "kernel.num_comm_warps", warps, allowed)
+    if kernel.planner is Planner.device:
+        num_experts = config.workload.num_experts
+        allowed = (
+            f"the plan kernel counts at most {MAX_PLANNED_EXPERTS} experts; lower it, or type "
+            "kernel.planner=numpy"
+        )
+        fits = num_experts <= MAX_PLANNED_EXPERTS
+        require(fits, "workload.num_experts", num_experts, allowed)
     _check_residency(config, kernel)
     if kernel.copy is Copy.tma:
         _check_bulk(config, kernel)

@@ -16,6 +16,7 @@ __all__ = [
     "Layout",
     "Operation",
     "Order",
+    "Planner",
     "Regime",
     "Resume",
 ]
@@ -76,6 +77,13 @@ class Layout(Enum):
 
     padded = "padded"  # at a multiple of tile_m: no tile holds rows of two experts
     packed = "packed"  # right after the expert before: no gaps
+
+
+class Planner(Enum):
+    """Who makes the Plan of a launch; both make the same, bit for bit."""
+
+    numpy = "numpy"  # the host; for a GPU before the window, and uploaded
+    device = "device"  # a kernel behind the launch gate, inside the window
 
 
 class Dtype(Enum):

@@ -19,6 +19,7 @@ from tilepipe.config.choices import (
     Layout,
     Operation,
     Order,
+    Planner,
     Regime,
     Resume,
 )
@@ -124,6 +125,7 @@ class CommunicationKernel(_GemmTiles):
     num_loads: int | None = None  # 16-byte loads that a lane has in flight; null but for copy=simt
     num_stages: int | None = None  # pieces of a row that a warp's ring holds; null but for copy=tma
     flag_batch: int | None = None  # rows of one warp whose flags share one release fence
+    planner: Planner = Planner.numpy
     order: Order = Order.edf
     granularity: Granularity = Granularity.tile
     # Receive rows = factor x mean rows per rank; null: enough for the worst case.
@@ -359,5 +361,6 @@ _CHOICES = (
     Layout,
     Operation,
     Order,
+    Planner,
     Regime,
 )

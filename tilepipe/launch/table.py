@@ -50,6 +50,7 @@ _AXES = {
     "num_loads": "loads",
     "num_stages": "stages",
     "flag_batch": "batch",
+    "planner": "planner",
     "tile_m": "tile_m",
     "tile_n": "tile_n",
     "capacity_factor": "capacity",

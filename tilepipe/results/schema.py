@@ -40,6 +40,7 @@ ADDED_IN = {
     **dict.fromkeys(("l2", "regime", "pace_gbps", "pace_latency_ns"), 2),
     **dict.fromkeys(("sm_clock_mhz", "sm_clock_min_mhz", "sm_clock_max_mhz"), 2),
     **dict.fromkeys(("power_w", "temperature_c", "clock_reasons", "throttled"), 2),
+    "planner": 3,
     **dict.fromkeys(("gbps_per_cta", "link_share", "memory_gbps", "memory_share"), 2),
 }
 
@@ -159,6 +160,7 @@ _POINT_KEYS = [
     _count("num_loads", "16-byte loads a lane has in flight; null but with copy simt"),
     _count("num_stages", "pieces of a row that a warp's ring holds; null but with copy tma"),
     _count("flag_batch", "rows of a warp whose flags share one release fence; null on the host"),
+    _word("planner", "who makes the Plan", *_names(choices.Planner)),
     _count("tile_m", "rows of an M tile"),
     _count("tile_n", "columns of an N tile"),
     _word("l2", "what the L2 cache held before a launch; null on the host", *_names(choices.L2)),
