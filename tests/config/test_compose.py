@@ -122,6 +122,22 @@ def test_decoding_is_swept_by_copy_and_cache_where_there_are_any(experiment, axe
     }
 
 
+def test_paced_links_are_swept_by_rate_and_by_latency_on_one_gpu(container, axes):
+    words = ("+experiment=dispatch_paced", "hardware=h200_x8")
+
+    sweep = axes(*words)
+    launches = [container(*words, f"launch={pair}")["launch"] for pair in sweep["launch"]]
+    on_host = container("+experiment=dispatch_paced", "hardware=cpu")["launch"]
+
+    assert [(found["pace_gbps"], found["pace_latency_ns"]) for found in launches] == [
+        *((rate, 1000) for rate in (22, 44, 88)),
+        *((44, latency) for latency in (0, 4000, 16_000)),
+    ]
+    assert {(found["num_ranks"], found["fabric"]) for found in launches} == {(8, "loopback")}
+    assert sweep["kernel.num_comm_ctas"] == ["1", "2", "4", "8", "16"]
+    assert (on_host["pace_gbps"], on_host["fabric"]) == (None, "host")
+
+
 # Shared memory for rings, beside which an SM holds tables and barriers.
 RING_BYTES = 200 * 1024
 
