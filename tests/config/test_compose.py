@@ -181,18 +181,18 @@ def test_loads_in_flight_are_swept_as_far_as_registers_go(container, axes):
     assert {kernel["num_stages"] for kernel in kernels} == {None}
 
 
-KNOBS = ("num_comm_warps", "num_loads", "num_stages", "flag_batch")
+KNOBS = ("num_comm_warps", "num_loads", "num_stages", "stage_bytes", "flag_batch")
 
 
 @pytest.mark.parametrize("operation", ["dispatch", "combine", "dispatch_gemm", "gemm_combine"])
 @pytest.mark.parametrize(
     ("words", "knobs"),
     [
-        (("hardware=cpu",), (None, None, None, None)),
-        (("hardware=h200_x1",), (16, 14, None, 4)),
-        (("hardware=h200_x1", "kernel.copy=simt"), (16, 14, None, 4)),
-        (("hardware=h200_x1", "kernel.copy=tma"), (4, None, 3, 4)),
-        (("hardware=h200_x1", "kernel.copy=tma", "kernel.num_stages=6"), (4, None, 6, 4)),
+        (("hardware=cpu",), (None, None, None, None, None)),
+        (("hardware=h200_x1",), (16, 14, None, None, 4)),
+        (("hardware=h200_x1", "kernel.copy=simt"), (16, 14, None, None, 4)),
+        (("hardware=h200_x1", "kernel.copy=tma"), (4, None, 3, 14_336, 4)),
+        (("hardware=h200_x1", "kernel.copy=tma", "kernel.num_stages=6"), (4, None, 6, 14_336, 4)),
     ],
 )
 def test_how_rows_are_copied_follows_the_copy(words, knobs, operation, container):

@@ -18,6 +18,10 @@ REFUSED = [
     ("kernel.num_loads=0", "kernel.num_loads=0: must be in 1..16, or null"),
     ("kernel.num_loads=17", "kernel.num_loads=17: must be in 1..16, or null"),
     ("kernel.num_stages=0", "kernel.num_stages=0: must be in 1..14, or null"),
+    (
+        "kernel.stage_bytes=500",
+        "kernel.stage_bytes=500: must be a multiple of 16 in 512..65536, or null",
+    ),
     ("kernel.num_stages=15", "kernel.num_stages=15: must be in 1..14, or null"),
     ("kernel=combine kernel.flag_batch=0", "kernel.flag_batch=0: must be in 1..32, or null"),
     ("kernel.capacity_factor=0", "kernel.capacity_factor=0.0: must be above 0, or null"),
@@ -167,7 +171,8 @@ REFUSED = [
     (
         "hardware=h200_x1 kernel=combine kernel.copy=tma kernel.num_stages=5 workload=deepseek_v3",
         "kernel.num_stages=5: 4 warps x that many stages of 14336 bytes need 286720 bytes of "
-        "shared memory, and an SM has 232448; lower it, or kernel.num_comm_warps",
+        "shared memory, and an SM has 232448; lower it, kernel.stage_bytes or "
+        "kernel.num_comm_warps",
     ),
     (
         "kernel.planner=device",
@@ -211,7 +216,12 @@ def test_rebuilding_keeps_every_value_and_changes_nothing_it_was_given(container
 
     assert plain == before
     assert config.kernel == DispatchGemmKernel(
-        copy=Copy.tma, num_comm_ctas=12, num_comm_warps=4, num_stages=3, flag_batch=4
+        copy=Copy.tma,
+        num_comm_ctas=12,
+        num_comm_warps=4,
+        num_stages=3,
+        stage_bytes=14_336,
+        flag_batch=4,
     )
     assert config.routing.hot_share == 0.5
     assert config.hardware.link_gbps == 450.0
@@ -225,6 +235,7 @@ ACCEPTED = [
     "kernel=dispatch kernel.num_comm_warps=32 kernel.num_loads=16 kernel.flag_batch=32",
     "kernel.copy=tma kernel.num_loads=null",
     "kernel.copy=tma kernel.num_comm_warps=1 kernel.num_stages=14",
+    "kernel.copy=tma kernel.num_comm_warps=16 kernel.num_stages=14 kernel.stage_bytes=512",
     "kernel.planner=device workload.num_experts=1024",
     "launch.wrap=inline launch.num_ranks=8",  # ranks that share a GPU share a process
     "kernel=grouped_gemm",

@@ -127,7 +127,7 @@ def test_a_row_carries_workload_routing_and_kernel_of_its_point(make_outcome):
 def on_gpu(make_point):
     point = make_point(
         kernel={"copy": "simt", "num_comm_ctas": 12, "num_comm_warps": 16, "num_loads": 14}
-        | {"num_stages": 3, "flag_batch": 4},
+        | {"num_stages": 3, "stage_bytes": 14_336, "flag_batch": 4},
         measure={"num_warmups": 2, "num_iters": 30, "l2": "warm", "regime": "chained"},
         launch={"num_ranks": 2, "fabric": "loopback", "pace_gbps": 50.0, "pace_latency_ns": 700},
     )
@@ -161,6 +161,7 @@ def test_a_row_of_a_gpu_carries_how_it_was_run_and_what_the_clocks_did(
         "num_comm_warps": 16,
         "num_loads": 14,
         "num_stages": 3,
+        "stage_bytes": 14_336,
         "flag_batch": 4,
         "l2": "warm",
         "regime": "chained",

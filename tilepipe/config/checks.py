@@ -154,10 +154,11 @@ _GPU_KEYS = {
     "num_comm_warps": "warps",
     "num_loads": "loads in flight",
     "num_stages": "stages",
+    "stage_bytes": "stages",
     "flag_batch": "release fences to share",
 }
 # Keys of one copy only -> that copy.
-_OF_ONE_COPY = {"num_loads": Copy.simt, "num_stages": Copy.tma}
+_OF_ONE_COPY = {"num_loads": Copy.simt, "num_stages": Copy.tma, "stage_bytes": Copy.tma}
 _LEAVE_OUT = "leave the key out, or choose hardware with a GPU"
 
 
@@ -234,16 +235,18 @@ def _check_residency(config: Config, kernel: CommunicationKernel) -> None:
 def _check_bulk(config: Config, kernel: CommunicationKernel) -> None:
     """What rings of bulk copies take of an SM, and what their warps can remember."""
     batch, stages, warps = kernel.flag_batch, kernel.num_stages, kernel.num_comm_warps
-    if batch is None or stages is None or warps is None:
+    room = kernel.stage_bytes
+    if batch is None or stages is None or warps is None or room is None:
         return
     allowed = f"warps with kernel.num_stages={stages} remember {{0}} rows; use at most {{0}}"
     most = max_flag_batch(stages)
     require(batch <= most, "kernel.flag_batch", batch, allowed.format(most))
-    stage_bytes = piece_bytes(config.workload.hidden * _ELEM_BYTES[config.workload.dtype])
+    stage_bytes = piece_bytes(config.workload.hidden * _ELEM_BYTES[config.workload.dtype], room)
     needed = warps * stages * stage_bytes
     allowed = (
         f"{warps} warps x that many stages of {stage_bytes} bytes need {needed} bytes of shared "
-        f"memory, and an SM has {SHARED_BYTES}; lower it, or kernel.num_comm_warps"
+        f"memory, and an SM has {SHARED_BYTES}; lower it, kernel.stage_bytes or "
+        "kernel.num_comm_warps"
     )
     require(needed <= SHARED_BYTES, "kernel.num_stages", stages, allowed)
 

@@ -8,11 +8,11 @@ __all__ = [
     "MAX_COMBINE_WARPS",
     "MAX_LOOPBACK_RANKS",
     "MAX_NVSHMEM_RANKS",
-    "MAX_PIECE_BYTES",
     "MAX_PLANNED_EXPERTS",
     "MAX_TOPK",
     "RING_BYTES",
     "SHARED_BYTES",
+    "STAGE_BYTES",
     "WARPS_OF_SM",
     "max_combine_warps",
     "max_flag_batch",
@@ -40,19 +40,20 @@ def max_combine_warps(num_topk: int) -> int:
 # Of a CTA that has an SM to itself (sm_90: 228 KiB less 1 for the system).
 SHARED_BYTES = 227 * 1024
 WARPS_OF_SM = 64  # sm_90: 2048 threads
-# A row of hidden 7168 in bf16; wider rows are split, since the rings of all warps share an SM.
-MAX_PIECE_BYTES = 14_336
+# A stage's room unless another is typed: a row of hidden 7168 in bf16. Wider rows are split, since
+# the rings of all warps share an SM.
+STAGE_BYTES = 14_336
 
 
-def num_pieces(row_bytes: int) -> int:
+def num_pieces(row_bytes: int, stage_bytes: int) -> int:
     """Pieces in which a bulk copy takes a row, each of which fits a stage."""
-    return max(1, -(-row_bytes // MAX_PIECE_BYTES))
+    return max(1, -(-row_bytes // stage_bytes))
 
 
-def piece_bytes(row_bytes: int) -> int:
+def piece_bytes(row_bytes: int, stage_bytes: int) -> int:
     """Bytes of a piece, a multiple of 16; the last one may be shorter."""
     vectors = -(-row_bytes // 16)
-    return max(1, -(-vectors // num_pieces(row_bytes))) * 16
+    return max(1, -(-vectors // num_pieces(row_bytes, stage_bytes))) * 16
 
 
 def max_flag_batch(num_stages: int) -> int:

@@ -124,6 +124,7 @@ class CommunicationKernel(_GemmTiles):
     num_comm_warps: int | None = None  # warps of a communication CTA
     num_loads: int | None = None  # 16-byte loads that a lane has in flight; null but for copy=simt
     num_stages: int | None = None  # pieces of a row that a warp's ring holds; null but for copy=tma
+    stage_bytes: int | None = None  # room of a stage, into which wider rows are split; as above
     flag_batch: int | None = None  # rows of one warp whose flags share one release fence
     planner: Planner = Planner.numpy
     order: Order = Order.edf
@@ -141,6 +142,9 @@ class CommunicationKernel(_GemmTiles):
             count = getattr(self, key)
             fits = count is None or 1 <= count <= largest
             require(fits, f"kernel.{key}", count, f"must be in 1..{largest}, or null")
+        room = self.stage_bytes
+        fits = room is None or (512 <= room <= 65_536 and room % 16 == 0)
+        require(fits, "kernel.stage_bytes", room, "must be a multiple of 16 in 512..65536, or null")
         finite = factor is None or (factor > 0 and math.isfinite(factor))
         require(finite, "kernel.capacity_factor", factor, "must be above 0, or null")
 

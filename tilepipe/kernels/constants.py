@@ -26,18 +26,19 @@ class Constants:
     num_warps: int = 16  # of a CTA
     num_loads: int = 14  # SIMT: 16-byte loads that a lane has in flight
     num_stages: int = 3  # TMA: pieces of a row that a warp's ring holds
+    stage_bytes: int = limits.STAGE_BYTES  # TMA: room of a stage
     flag_batch: int = 4  # rows of a warp whose flags share one release fence
     paced: bool = False  # links are throttled and flags delayed
 
     @property
     def num_pieces(self) -> int:
         """Pieces that a row is copied in, each of which fits a stage."""
-        return limits.num_pieces(self.row_bytes)
+        return limits.num_pieces(self.row_bytes, self.stage_bytes)
 
     @property
     def piece_bytes(self) -> int:
         """Bytes of a piece, a multiple of 16; the last one may be shorter."""
-        return limits.piece_bytes(self.row_bytes)
+        return limits.piece_bytes(self.row_bytes, self.stage_bytes)
 
     @property
     def num_experts(self) -> int:

@@ -49,6 +49,7 @@ _AXES = {
     "num_comm_warps": "warps",
     "num_loads": "loads",
     "num_stages": "stages",
+    "stage_bytes": "stage\nbytes",
     "flag_batch": "batch",
     "planner": "planner",
     "tile_m": "tile_m",

@@ -40,7 +40,7 @@ ADDED_IN = {
     **dict.fromkeys(("l2", "regime", "pace_gbps", "pace_latency_ns"), 2),
     **dict.fromkeys(("sm_clock_mhz", "sm_clock_min_mhz", "sm_clock_max_mhz"), 2),
     **dict.fromkeys(("power_w", "temperature_c", "clock_reasons", "throttled"), 2),
-    "planner": 3,
+    **dict.fromkeys(("planner", "stage_bytes"), 3),
     **dict.fromkeys(("gbps_per_cta", "link_share", "memory_gbps", "memory_share"), 2),
 }
 
@@ -159,6 +159,9 @@ _POINT_KEYS = [
     _count("num_comm_warps", "warps of a communication CTA; null on the host"),
     _count("num_loads", "16-byte loads a lane has in flight; null but with copy simt"),
     _count("num_stages", "pieces of a row that a warp's ring holds; null but with copy tma"),
+    _count(
+        "stage_bytes", "room of a stage, into which wider rows are split; as above", unit="byte"
+    ),
     _count("flag_batch", "rows of a warp whose flags share one release fence; null on the host"),
     _word("planner", "who makes the Plan", *_names(choices.Planner)),
     _count("tile_m", "rows of an M tile"),

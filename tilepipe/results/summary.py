@@ -164,7 +164,8 @@ def point_keys(point: Point) -> dict[str, Any]:
         **{
             key: kernel.get(key)
             for key in (
-                *("num_comm_warps", "num_loads", "num_stages", "flag_batch"),
+                *("num_comm_warps", "num_loads", "num_stages", "stage_bytes"),
+                "flag_batch",
                 *("planner", "tile_m", "tile_n"),
             )
         },

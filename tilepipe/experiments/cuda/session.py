@@ -52,6 +52,7 @@ def knobs_of(config: Config) -> Knobs:
         "num_warps": kernel.num_comm_warps,
         "num_loads": kernel.num_loads,
         "num_stages": kernel.num_stages,
+        "stage_bytes": kernel.stage_bytes,
         "flag_batch": kernel.flag_batch,
     }
     return Knobs(
