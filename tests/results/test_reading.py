@@ -19,6 +19,7 @@ from tilepipe.results.schema import ADDED_IN, BREAKDOWN, SAMPLES, SCHEMA_VERSION
 from tilepipe.results.store import claim_folder, write_outcome, write_summary
 from tilepipe.results.versions import of_version
 
+NEWER = SCHEMA_VERSION + 1
 PUBLISHED = Path(__file__).resolve().parents[2] / "results" / "h200_x1"
 
 
