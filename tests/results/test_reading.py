@@ -198,8 +198,8 @@ def with_metadata(table, key, value):
 SPOILT = {
     "point.json: missing, so the point never ended": lambda f: (f / "point.json").unlink(),
     "point.json: cannot be read: Expecting value": lambda f: (f / "point.json").write_text(""),
-    f"point.json: schema_version is {SCHEMA_VERSION + 1}, want {SCHEMA_VERSION} or": lambda f: edit(
-        f, schema_version=SCHEMA_VERSION + 1
+    f"point.json: schema_version is {NEWER}, want {SCHEMA_VERSION} or older": lambda f: edit(
+        f, schema_version=NEWER
     ),
     f"point.json: schema_version is '2', want {SCHEMA_VERSION} or an older one": lambda f: edit(
         f, schema_version="2"

@@ -104,8 +104,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _share(text: str) -> float:
-    value = float(text)
-    if not (math.isfinite(value) and 0 <= value < 1):
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < 1:  # nan is neither
         raise argparse.ArgumentTypeError(f"{text}: must be a share from 0 to below 1, as 0.01")
     return value
 
