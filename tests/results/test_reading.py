@@ -112,6 +112,7 @@ def test_older_versions_are_read_with_null_in_what_came_later(root, version):
         later = {name for name, added in ADDED_IN.items() if added > version}
         for name in set(table.schema.names) & later:
             assert set(table.column(name).to_pylist()) == {None}, name
+        assert set(table.column("schema_version").to_pylist()) == {version}
         for name in set(table.schema.names) - later - {"schema_version"}:
             assert table.column(name).equals(same.column(name)), name
     assert reading.points[0].outcome == now.points[0].outcome

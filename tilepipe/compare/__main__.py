@@ -9,6 +9,7 @@ mistyped.
 
 import argparse
 import math
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -154,7 +155,7 @@ def _write(content: bytes, where: str) -> bool:
     try:
         write_bytes(Path(where), content)
     except StoreError as error:
-        cause = str(error).partition(": ")[2].partition(":")[0]
+        cause = os.strerror(error.errno) if error.errno else str(error)
         _complain(f"--json {where}: {cause}: name a file that can be written")
         return False
     return True

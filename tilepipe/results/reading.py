@@ -142,10 +142,20 @@ def _read_point(folder: Path, marked: _Marked) -> tuple[StoredPoint | None, list
         version=stored.version,
         document=stored.document,
         outcome=stored.outcome,
-        summary=summary_table([stored.outcome], last_sweep=[point.folder] if in_last_sweep else ()),
+        summary=_of_version(
+            summary_table([stored.outcome], last_sweep=[point.folder] if in_last_sweep else ()),
+            stored.version,
+        ),
         breakdown=stored.breakdown,
         samples=stored.samples,
     ), []
+
+
+def _of_version(table: pa.Table, version: int) -> pa.Table:
+    """Rows made now, of what that version wrote: they say so, as those of the other tables do."""
+    place = SUMMARY.get_field_index("schema_version")
+    column = pa.array([version] * table.num_rows, pa.int32())
+    return table.set_column(place, SUMMARY.field(place), column)
 
 
 def _last_sweep(name_dir: Path, faults: list[str]) -> _Marked:
