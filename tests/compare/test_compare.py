@@ -401,6 +401,17 @@ def test_the_document_goes_to_a_file_beside_the_tables(a, tmp_path, capsys):
     assert "1 comparisons" in capsys.readouterr().out
 
 
+def test_an_infinite_setting_is_a_word_in_the_document(a, capsys):
+    store(a, config=config_of(kernel__limit=1e308))
+    # point.json is strict JSON: only a reader as lax as Python's could have let it in.
+    path = a / "exp" / "c1-b1" / "point.json"
+    path.write_text(path.read_text().replace('"limit": 1e+308', '"limit": Infinity'))
+
+    _, document = judged(capsys, a, a)
+
+    assert document["verdicts"][0]["settings"]["kernel.limit"] == "inf"
+
+
 def test_a_file_that_cannot_be_written_is_a_sentence(a, tmp_path, capsys):
     store(a)
     path = tmp_path / "none" / "found.json"

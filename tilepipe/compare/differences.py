@@ -52,8 +52,8 @@ def _told(values: Mapping[str, set[str]], name: str) -> tuple[str, ...]:
 def _facts(point: StoredPoint) -> dict[str, Any]:
     document = point.document
     build, known = document["build"], document["provenance"]
-    git = known.get("git") or {}
-    gpu = known.get("gpu") or {}
+    git, gpu = _mapping(known, "git"), _mapping(known, "gpu")
+    cards = gpu.get("gpus")
     facts = {
         "build_id": document["build_id"],
         "commit": git.get("commit"),
@@ -66,8 +66,9 @@ def _facts(point: StoredPoint) -> dict[str, Any]:
     facts |= {"python": known.get("python")}
     facts |= {**_mapping(build, "versions"), **_mapping(known, "packages")}
     facts |= {f"GPU {key}": gpu.get(key) for key in ("driver", "cuda_driver")}
-    for card in gpu.get("gpus") or ():
-        facts |= {f"GPU {key}": card.get(key) for key in _OF_A_GPU}
+    for card in cards if isinstance(cards, list) else ():
+        if isinstance(card, dict):
+            facts |= {f"GPU {key}": card.get(key) for key in _OF_A_GPU}
     facts |= {f"host {key}": value for key, value in _mapping(known, "host").items()}
     facts |= {"cores usable": build.get("cores")}
     facts |= {f"environment {k}": v for k, v in _mapping(known, "environment").items()}

@@ -1,6 +1,7 @@
 """A comparison as plain JSON values. Knows nothing of the screen."""
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any
 
 from tilepipe.compare.comparison import Comparison, Row, Shift
@@ -30,7 +31,7 @@ def document_of(
                 "config_id": lone.point.outcome.point.config_id,
                 "repetition": lone.point.outcome.point.repetition,
                 "differing": {
-                    key: {"own": own, "nearest": other}
+                    key: {"own": _finite(own), "nearest": _finite(other)}
                     for key, (own, other) in lone.differing.items()
                 },
             }
@@ -83,7 +84,7 @@ def _row(row: Row) -> dict[str, Any]:
         "method": row.ratio.method,
         "reason": row.ratio.reason,
         "verdict": row.verdict.name,
-        "settings": row.settings,
+        "settings": {key: _finite(value) for key, value in row.settings.items()},
     }
 
 
@@ -102,3 +103,8 @@ def _interval(interval: Interval | None) -> dict[str, int] | None:
     if interval is None:
         return None
     return {"value_ns": interval.value, "low_ns": interval.low, "high_ns": interval.high}
+
+
+def _finite(value: Any) -> Any:
+    """A setting as it is; JSON has no infinity, so that one is a word."""
+    return str(value) if isinstance(value, float) and not isfinite(value) else value

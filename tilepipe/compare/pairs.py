@@ -112,9 +112,10 @@ def settings_of(point: StoredPoint) -> dict[str, Any]:
 def device_of(point: StoredPoint) -> str:
     """The machine in words: kinds of GPUs, or the CPU and its cores."""
     build = point.document["build"]
-    gpus = sorted({str(name) for name in build.get("gpus") or ()})
     if point.executor == "cuda":
-        return ", ".join(gpus) or "an unknown GPU"
+        names = build.get("gpus")
+        kinds = sorted({str(name) for name in names}) if isinstance(names, list) else []
+        return ", ".join(kinds) or "an unknown GPU"
     cores = build.get("cores")
     return f"{build.get('cpu') or 'an unknown CPU'}{f' with {cores} cores' if cores else ''}"
 
