@@ -191,8 +191,8 @@ KNOBS = ("num_comm_warps", "num_loads", "num_stages", "stage_bytes", "flag_batch
         (("hardware=cpu",), (None, None, None, None, None)),
         (("hardware=h200_x1",), (16, 14, None, None, 4)),
         (("hardware=h200_x1", "kernel.copy=simt"), (16, 14, None, None, 4)),
-        (("hardware=h200_x1", "kernel.copy=tma"), (4, None, 3, 14_336, 4)),
-        (("hardware=h200_x1", "kernel.copy=tma", "kernel.num_stages=6"), (4, None, 6, 14_336, 4)),
+        (("hardware=h200_x1", "kernel.copy=tma"), (8, None, 4, 7_168, 8)),
+        (("hardware=h200_x1", "kernel.copy=tma", "kernel.num_stages=3"), (8, None, 3, 7_168, 8)),
     ],
 )
 def test_how_rows_are_copied_follows_the_copy(words, knobs, operation, container):

@@ -166,11 +166,11 @@ REFUSED = [
     ),
     (
         "hardware=h200_x1 kernel=dispatch kernel.copy=tma kernel.flag_batch=17",
-        "kernel.flag_batch=17: warps with kernel.num_stages=3 remember 16 rows; use at most 16",
+        "kernel.flag_batch=17: warps with kernel.num_stages=4 remember 15 rows; use at most 15",
     ),
     (
         "hardware=h200_x1 kernel=combine kernel.copy=tma kernel.num_stages=5 workload=deepseek_v3",
-        "kernel.num_stages=5: 4 warps x that many stages of 14336 bytes need 286720 bytes of "
+        "kernel.num_stages=5: 8 warps x that many stages of 7168 bytes need 286720 bytes of "
         "shared memory, and an SM has 232448; lower it, kernel.stage_bytes or "
         "kernel.num_comm_warps",
     ),
@@ -218,10 +218,10 @@ def test_rebuilding_keeps_every_value_and_changes_nothing_it_was_given(container
     assert config.kernel == DispatchGemmKernel(
         copy=Copy.tma,
         num_comm_ctas=12,
-        num_comm_warps=4,
-        num_stages=3,
-        stage_bytes=14_336,
-        flag_batch=4,
+        num_comm_warps=8,
+        num_stages=4,
+        stage_bytes=7_168,
+        flag_batch=8,
     )
     assert config.routing.hot_share == 0.5
     assert config.hardware.link_gbps == 450.0
@@ -234,8 +234,9 @@ ACCEPTED = [
     "measure.num_iters=200",  # as many as measure.max_iters
     "kernel=dispatch kernel.num_comm_warps=32 kernel.num_loads=16 kernel.flag_batch=32",
     "kernel.copy=tma kernel.num_loads=null",
-    "kernel.copy=tma kernel.num_comm_warps=1 kernel.num_stages=14",
-    "kernel.copy=tma kernel.num_comm_warps=16 kernel.num_stages=14 kernel.stage_bytes=512",
+    "kernel.copy=tma kernel.num_comm_warps=1 kernel.num_stages=14 kernel.flag_batch=5",
+    "kernel.copy=tma kernel.num_comm_warps=16 kernel.num_stages=14 kernel.stage_bytes=512 "
+    "kernel.flag_batch=4",
     "kernel.planner=device workload.num_experts=1024",
     "launch.wrap=inline launch.num_ranks=8",  # ranks that share a GPU share a process
     "kernel=grouped_gemm",

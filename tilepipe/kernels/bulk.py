@@ -242,7 +242,7 @@ def _tell(
             sleep_until(table, rank, _shuffle(due, (first_row + num_rows - 1) % LANES))
     cute.arch.sync_warp()
     release_bulk_fence(Scope.sys)
-    if (lane - first_row) % LANES < num_rows:
+    if ((lane - first_row) & (LANES - 1)) < num_rows:  # % may be negative
         raised = element(flag, Int32(0), Int32)
         if cutlass.const_expr(has_single_writers(edge, constants)):
             set_relaxed(raised, value, Scope.sys)
