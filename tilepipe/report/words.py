@@ -1,0 +1,196 @@
+"""How numbers and their origin are told: times with intervals, captions, warnings.
+
+Knows nothing of which figure says it.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tilepipe.config.choices import Fabric
+from tilepipe.report.groups import spell
+from tilepipe.report.shapes import Value
+
+__all__ = ["NULL", "amount", "caption", "scaled", "time_unit", "told_value", "warnings_of", "work"]
+
+Row = dict[str, Any]
+
+_WHISKERS = {
+    "order95": "whiskers: 95 % interval of the median",
+    "bootstrap95": "whiskers: 95 % interval by bootstrap",
+    "range": "whiskers: range of all iterations, fewer than six",
+}
+_SHORT_COMMIT = 8
+NULL = "-"  # stands where nothing was measured
+
+
+def time_unit(values_ns: Iterable[float | None]) -> tuple[str, float]:
+    """Unit for times of this size, and nanoseconds in it: milliseconds from ten of them on."""
+    largest = max((abs(value) for value in values_ns if value is not None), default=0)
+    return ("ms", 1e6) if largest >= 1e7 else ("µs", 1e3)
+
+
+def scaled(value: float, low: float, high: float, divisor: float) -> Value:
+    """A value and its interval in another unit."""
+    return Value(value=value / divisor, low=low / divisor, high=high / divisor)
+
+
+def work(row: Row, divisor: float) -> Value:
+    """Time of the row's work, its plan left out."""
+    return scaled(row["work_ns"], row["work_low_ns"], row["work_high_ns"], divisor)
+
+
+def amount(value: float | None) -> str:
+    """Three significant digits, whole numbers from a hundred on; a dash for null."""
+    return NULL if value is None else _rounded(value, _decimals(value))
+
+
+def told_value(value: Value | None) -> str:
+    """The value and the ends of its interval, which need not lie evenly about it."""
+    if value is None:
+        return NULL
+    if value.low == value.value == value.high:
+        return amount(value.value)
+    decimals = _decimals(value.value)
+    if max(value.value - value.low, value.high - value.value) < 10.0**-decimals:
+        decimals += 1
+    low, middle, high = (_rounded(v, decimals) for v in (value.low, value.value, value.high))
+    return f"{middle} ({low} to {high})"
+
+
+def _decimals(value: float) -> int:
+    size = abs(value)
+    return 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
+
+
+def _rounded(value: float, decimals: int) -> str:
+    # A narrow no-break space between thousands; no minus before a rounded zero.
+    text = f"{value:,.{decimals}f}".replace(",", "\u202f")
+    return text.removeprefix("-") if not float(text.replace("\u202f", "")) else text
+
+
+def caption(rows: Sequence[Row], *, kinds: Iterable[str | None] = (), note: str = "") -> str:
+    """Where the numbers of a figure come from: machine, date, commit, executor, pacing, regime.
+
+    `kinds` are the interval kinds of what is drawn; without them those of the rows. All rows must
+    be of one executor.
+    """
+    executors = {row["executor"] for row in rows}
+    assert len(executors) == 1, f"a figure of executors {sorted(executors)}"
+    points = {row["folder"] for row in rows}
+    parts = [
+        _listed(row["machine"] for row in rows),
+        dates(rows),
+        _commits(rows),
+        f"executor {executors.pop()}",
+        _pacing(rows),
+        _conditions(rows),
+        _ranks(rows),
+        f"{len(points)} {'point' if len(points) == 1 else 'points'}",
+    ]
+    found = sorted({kind for kind in (kinds or (row["interval_kind"] for row in rows)) if kind})
+    whiskers = [_WHISKERS[kind] for kind in found]
+    sentences = ["; ".join(part for part in parts if part), *whiskers, note, _disclaimer(rows)]
+    return " ".join(f"{s[0].upper()}{s[1:].rstrip('.')}." for s in sentences if s)
+
+
+def dates(rows: Iterable[Row]) -> str:
+    """The day on which points ended, or the first and the last."""
+    days = sorted({row["ended_utc"][:10] for row in rows if row["ended_utc"]})
+    if not days:
+        return "date unknown"
+    return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+
+
+def warnings_of(rows: Sequence[Row]) -> list[str]:
+    """What a reader must know before believing a row: rates above a peak, lowered clocks."""
+    found = []
+    for row in rows:
+        where = f"{row['folder']} ({row['contender']})"
+        wire_gbps, link_gbps = row["wire_gbps"], row["link_gbps"]
+        if wire_gbps and link_gbps and wire_gbps > link_gbps:
+            found.append(
+                f"{where}: {amount(wire_gbps)} GB/s of wire_bytes are more than the link's "
+                f"{amount(link_gbps)} GB/s: {_above_link(row)}"
+            )
+        memory_gbps, hbm_gbps = row["memory_gbps"], row["hbm_gbps"]
+        if memory_gbps and hbm_gbps and memory_gbps > hbm_gbps:
+            cause = (
+                "rows may have been served by a warm L2 cache"
+                if row["l2"] == "warm"
+                else "no byte basis explains that: check hardware.hbm_gbps and the timed window"
+            )
+            found.append(
+                f"{where}: {amount(memory_gbps)} GB/s of memory traffic are more than the "
+                f"memory's {amount(hbm_gbps)} GB/s: {cause}"
+            )
+    slowed = sorted(
+        {row["folder"]: row["clock_reasons"] for row in rows if row["throttled"]}.items()
+    )
+    found += [f"{folder}: the clock was lowered while it ran: {why}" for folder, why in slowed]
+    return found
+
+
+def _above_link(row: Row) -> str:
+    if row["fabric"] == Fabric.loopback.name:
+        return "ranks share one GPU, no row crossed a link, so this is a rate of its memory"
+    if _shares_gpus(row):
+        return "several ranks share a GPU, so rows between them crossed no link"
+    return "no byte basis explains that: check hardware.link_gbps and the timed window"
+
+
+def _shares_gpus(row: Row) -> bool:
+    return bool(
+        row["executor"] == "cuda" and row["num_gpus"] and row["num_ranks"] > row["num_gpus"]
+    )
+
+
+def _listed(values: Iterable[Any]) -> str:
+    return ", ".join(sorted({str(value) for value in values}))
+
+
+def _commits(rows: Sequence[Row]) -> str:
+    told = set()
+    for row in rows:
+        if row["commit"] is None:
+            told.add("commit unknown")
+        else:
+            changed = " with uncommitted changes" if row["dirty"] else ""
+            told.add(f"commit {row['commit'][:_SHORT_COMMIT]}{changed}")
+    return ", ".join(sorted(told))
+
+
+def _pacing(rows: Sequence[Row]) -> str:
+    if rows[0]["executor"] != "cuda":
+        return ""
+    told = set()
+    for row in rows:
+        words = [spell(k, row[k]) for k in ("pace_gbps", "pace_latency_ns") if row[k]]
+        told.add(", ".join(words) or "not paced")
+    return ", ".join(sorted(told))
+
+
+def _conditions(rows: Sequence[Row]) -> str:
+    told = {
+        ", ".join(spell(k, row[k]) for k in ("regime", "l2") if row[k] is not None) for row in rows
+    }
+    return " and ".join(sorted(word for word in told if word))
+
+
+def _ranks(rows: Sequence[Row]) -> str:
+    told = {
+        f"{row['num_ranks']} {'rank' if row['num_ranks'] == 1 else 'ranks'} over {row['fabric']}"
+        for row in rows
+    }
+    return ", ".join(sorted(told))
+
+
+def _disclaimer(rows: Sequence[Row]) -> str:
+    if rows[0]["executor"] == "host":
+        return "times of a CPU: they say nothing of NVLink or SMs"
+    if any(row["fabric"] == Fabric.loopback.name and row["num_ranks"] > 1 for row in rows):
+        return "ranks share one GPU: proves no link bandwidth"
+    if any(_shares_gpus(row) for row in rows):
+        return "ranks take turns on a GPU: proves no link bandwidth"
+    if any(row["num_ranks"] == 1 for row in rows):
+        return "one rank: no row crosses a link"
+    return ""
