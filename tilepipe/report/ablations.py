@@ -23,14 +23,14 @@ from tilepipe.report.groups import (
 from tilepipe.report.shapes import Grid, Value
 from tilepipe.report.words import caption, time_unit, told_value, work
 
-__all__ = ["ablation_grids", "best_of"]
+__all__ = ["ABLATION_NOTE", "ablation_grids", "best_of"]
 
 Row = dict[str, Any]
 
-_NOTE = (
+ABLATION_NOTE = (
     "Times without plan, in brackets their intervals. Points ran one after the other, not "
-    "interleaved: a difference is a hint, no comparison of contenders. Bold: its interval ends "
-    "before all others of its line begin"
+    "interleaved: a difference is a hint, not a comparison. Bold: its interval ends "
+    "before all others of its line begin."
 )
 
 
@@ -76,6 +76,6 @@ def _grid(group: Group, lines: Sequence[Group], setting: str) -> Grid:
         title=titled(f"{group.rows[0]['contender']} by {setting}, {unit}", group),
         head=("settings", *(spell(setting, option) for option in options)),
         rows=tuple(cells),
-        note=f"{_NOTE}. {caption(rows)}",
+        note=caption(rows),
         best=frozenset(best),
     )

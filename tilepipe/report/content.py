@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tilepipe.records import Status
-from tilepipe.report.ablations import ablation_grids
+from tilepipe.report.ablations import ABLATION_NOTE, ablation_grids
 from tilepipe.report.bandwidth import bandwidth_figures
 from tilepipe.report.imbalance import imbalance_figures
 from tilepipe.report.overlap import overlap_figures
@@ -37,6 +37,7 @@ class Part:
 
     title: str
     items: tuple[Figure | Grid, ...]
+    note: str = ""  # holds for all of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +71,7 @@ class _Kind:
     make: Make
     needs: str
     executors: tuple[str, ...] = EXECUTORS
+    note: str = ""
 
 
 def _fused_kinds() -> list[_Kind]:
@@ -131,12 +133,13 @@ def _ablation_kinds() -> list[_Kind]:
     return [
         _Kind(
             slug=f"by-{setting}",
-            title=f"by {called} (kernel.{setting})",
+            title=f"by kernel.{setting}: {called}",
             make=partial(_of_points, ablation_grids, setting),
             needs=f"two or more values of kernel.{setting}: {RUN} +experiment={experiment}"
             if experiment
             else "",
             executors=executors,
+            note=ABLATION_NOTE,
         )
         for setting, (called, experiment, executors) in asked.items()
     ]
@@ -210,7 +213,7 @@ def _parts(found: Found, executor: str, counts: dict[str, int]) -> list[Part]:
                 item = replace(item, slug=f"{name}-{counts[name]}")
             items.append(item)
         if items:
-            parts.append(Part(title=kind.title, items=tuple(items)))
+            parts.append(Part(title=kind.title, items=tuple(items), note=kind.note))
     return parts
 
 

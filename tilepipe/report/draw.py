@@ -31,9 +31,11 @@ MARKERS = ("o", "s", "|", "^", "D", "v", "x", "P")
 WIDTH_IN = 4.8
 HEIGHT_IN = 3.1
 ROW_IN = 0.3
+LABEL_LINE_IN = 0.15
 LEGEND_ROW_IN = 0.17
 AXIS_IN = 0.55
-LABEL_CHARS = 22
+LABEL_CHARS = 24
+LEGEND_LINE_CHARS = 54
 LEGEND_CHARS = 30  # of two columns beside each other
 MIN_TICK_GAP_PT = 16
 STYLE: dict[Any, Any] = {
@@ -134,9 +136,9 @@ def _draw_dots(canvas: Canvas, figure: DotFigure) -> None:
         axes.set_xlabel(panel.x_label)
         axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(5 if len(figure.panels) == 1 else 3))
-    _set_rows(panels[0], figure.rows)
+    height_in = _set_rows(panels, figure.rows)
     many = any(len(panel.dots) > 1 for panel in figure.panels)
-    _finish(canvas, panels[0] if many else None, ROW_IN * max(len(figure.rows), 2))
+    _finish(canvas, panels[0] if many else None, height_in)
 
 
 def _draw_bars(canvas: Canvas, figure: BarFigure) -> None:
@@ -171,8 +173,7 @@ def _draw_bars(canvas: Canvas, figure: BarFigure) -> None:
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_xlabel(figure.x_label)
     axes.xaxis.set_major_locator(MaxNLocator(6))
-    _set_rows(axes, figure.rows)
-    _finish(canvas, axes, ROW_IN * max(len(figure.rows), 2))
+    _finish(canvas, axes, _set_rows([axes], figure.rows))
 
 
 def _whiskers(
@@ -199,24 +200,29 @@ def _set_ticks(axes: Axes, places: Sequence[float]) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
 
 
-def _set_rows(axes: Axes, labels: Sequence[str]) -> None:
-    axes.set_yticks(range(len(labels)), [_wrapped(label) for label in labels])
-    axes.set_ylim(len(labels) - 0.5, -0.5)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=False, axis="y")
+def _set_rows(panels: Sequence[Axes], labels: Sequence[str]) -> float:
+    """Rows from the top down; returns the height, in inches, that their labels need."""
+    wrapped = [_wrapped(label, LABEL_CHARS) for label in labels]
+    panels[0].set_yticks(range(len(labels)), wrapped)
+    panels[0].set_ylim(len(labels) - 0.5, -0.5)
+    for axes in panels:
+        axes.tick_params(axis="y", length=0)
+        axes.grid(visible=False, axis="y")
+    most_lines = max(label.count("\n") + 1 for label in wrapped)
+    return max(ROW_IN, LABEL_LINE_IN * (most_lines + 0.3)) * max(len(labels), 2)
 
 
-def _wrapped(label: str) -> str:
+def _wrapped(label: str, width: int) -> str:
     """The label on lines of its own, broken behind commas, within one of them where it must be."""
     lines = [""]
     for word in label.split(", "):
         joined = f"{lines[-1]}, {word}" if lines[-1] else word
-        if lines[-1] and len(joined) > LABEL_CHARS:
+        if lines[-1] and len(joined) >= width:  # a comma may follow
             lines[-1] += ","
             lines.append(word)
         else:
             lines[-1] = joined
-    return "\n".join(fill(line, LABEL_CHARS) for line in lines)
+    return "\n".join(fill(line, width) for line in lines)
 
 
 def _finish(canvas: Canvas, axes: Axes | None, body_in: float) -> None:
@@ -231,7 +237,9 @@ def _finish(canvas: Canvas, axes: Axes | None, body_in: float) -> None:
         longest = max(len(label) for label in labels)
         num_columns = 1 if longest > LEGEND_CHARS else 2 if longest > LEGEND_CHARS // 2 else 3
         num_columns = min(num_columns, len(labels))
-        num_rows = -(-len(labels) // num_columns)
+        labels = [_wrapped(label, LEGEND_LINE_CHARS) for label in labels]
+        most_lines = max(label.count("\n") + 1 for label in labels)
+        num_rows = -(-len(labels) // num_columns) * most_lines
         canvas.legend(
             handles,
             labels,

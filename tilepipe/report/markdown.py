@@ -23,7 +23,7 @@ def markdown_of(report: Report) -> str:
     for section in report.sections:
         blocks.append(f"## {_text(section.title)}")
         for part in section.parts:
-            blocks.append(f"### {_text(part.title)}")
+            blocks += [f"### {_text(part.title)}", *([_text(part.note)] if part.note else [])]
             for item in part.items:
                 blocks += _grid(item, level=4) if isinstance(item, Grid) else _figure(item)
     if report.failed is not None:

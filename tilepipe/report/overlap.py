@@ -34,7 +34,7 @@ _BOUND = {
     "dispatch_gemm": "lower bound max(GEMM, dispatch)",
     "gemm_combine": "lower bound max(GEMM, push) + reduce",
 }
-_BOUND_NOTE = "The lower bound is made of medians of the parts alone and has no interval"
+_BOUND_NOTE = "The lower bound is made of medians of the parts alone, so it has no interval"
 _BEST_NOTE = "Of several CTA counts the one with the lowest fused time is shown"
 
 
@@ -108,7 +108,7 @@ def _numbers(rows: Sequence[Row], told: Sequence[str], dots: Sequence[Dots], uni
         title="",
         head=(
             "point",
-            *(f"{series.label}, {unit}" for series in dots),
+            *(f"{word}, {unit}" for word in ("fused", "sequential", "lower bound")),
             "speed-up (interval)",
             "efficiency",
         ),

@@ -3,6 +3,7 @@
 Knows nothing of Markdown or of what the numbers mean.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from html import escape
 
@@ -13,6 +14,8 @@ __all__ = ["page_of"]
 
 # Longer tables of a figure's numbers are folded; print opens them.
 _OPEN_ROWS = 8
+# A number, perhaps with its interval and a mark, or the dash of one that was not measured.
+_NUMBER = re.compile(r"-|-?[\d.\u202f]+~?( \([^()]* to [^()]*\))?~?")
 STYLE = """
 :root { color-scheme: light; }
 * { box-sizing: border-box; }
@@ -39,7 +42,7 @@ th, td { border-bottom: 1px solid #ccc; padding: 0.25rem 0.6rem; text-align: lef
 th { border-bottom: 2px solid #555; }
 td.number, th.number { text-align: right; }
 td.number { white-space: nowrap; }
-td.label { min-width: 11rem; }
+td.label { min-width: 10rem; }
 td.long { min-width: 14rem; overflow-wrap: anywhere; }
 .note { font-size: 0.875rem; color: #333; }
 .warning { border-left: 0.4rem solid #B34700; background: #FFF4EC; padding: 0.5rem 0.8rem;
@@ -49,7 +52,8 @@ summary { cursor: pointer; font-size: 0.875rem; }
   body { max-width: none; padding: 0; font-size: 10pt; }
   nav, summary { display: none; }
   .figures { display: block; }
-  figure, tr, .warning { break-inside: avoid; }
+  figure svg, figcaption, tr, .warning { break-inside: avoid; }
+  figcaption, details { break-before: avoid; }
   h2, h3, h4 { break-after: avoid; }
   figure { margin-bottom: 1.2rem; }
   figure svg { max-width: 13cm; }
@@ -115,6 +119,8 @@ def _section(section: Section, name: str, svgs: Mapping[str, str]) -> list[str]:
     body = _heading(name, section.title)
     for part in section.parts:
         body.append(f"<h3>{escape(part.title)}</h3>")
+        if part.note:
+            body.append(f"<p>{escape(part.note)}</p>")
         figures = [item for item in part.items if not isinstance(item, Grid)]
         if figures:
             body.append('<div class="figures">')
@@ -162,10 +168,10 @@ def _table(grid: Grid) -> str:
 def _kind(cells: Iterable[str]) -> str:
     """Class of a column: numbers to the right, long text with room to wrap."""
     found = [cell for cell in cells if cell]
-    if found and all(cell[0].isdigit() or cell[0] == "-" for cell in found):
+    if found and all(_NUMBER.fullmatch(cell) for cell in found):
         return ' class="number"'
     longest = max((len(cell) for cell in found), default=0)
-    return ' class="long"' if longest > 40 else ' class="label"' if longest > 20 else ""
+    return ' class="long"' if longest > 40 else ' class="label"' if longest > 12 else ""
 
 
 def _heading(name: str, title: str) -> list[str]:

@@ -83,10 +83,8 @@ def _read_point(folder: Path) -> tuple[StoredPoint | None, list[str]]:
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         return None, [f"point.json: schema_version is {version!r}, want a number from 1"]
     if version > SCHEMA_VERSION:
-        newer = "a newer TilePipe wrote it, read it with that one"
-        return None, [
-            f"point.json: schema_version is {version}, want at most {SCHEMA_VERSION}: {newer}"
-        ]
+        fault = f"point.json: schema_version is {version}, want {SCHEMA_VERSION} or older"
+        return None, [f"{fault}: a newer TilePipe wrote it, read it with that one"]
     outcome, faults = load_point(folder) if version == SCHEMA_VERSION else _older(folder, document)
     if outcome is None or faults:
         return None, faults

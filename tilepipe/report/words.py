@@ -14,10 +14,10 @@ __all__ = ["NULL", "amount", "caption", "scaled", "time_unit", "told_value", "wa
 
 Row = dict[str, Any]
 
-_WHISKERS = {
-    "order95": "whiskers: 95 % interval of the median",
-    "bootstrap95": "whiskers: 95 % interval by bootstrap",
-    "range": "whiskers: range of all iterations, fewer than six",
+_INTERVALS = {
+    "order95": "intervals: 95 %, of the median, by order statistics",
+    "bootstrap95": "intervals: 95 %, by bootstrap",
+    "range": "intervals: range of all iterations, fewer than six",
 }
 _SHORT_COMMIT = 8
 NULL = "-"  # stands where nothing was measured
@@ -88,8 +88,8 @@ def caption(rows: Sequence[Row], *, kinds: Iterable[str | None] = (), note: str 
         f"{len(points)} {'point' if len(points) == 1 else 'points'}",
     ]
     found = sorted({kind for kind in (kinds or (row["interval_kind"] for row in rows)) if kind})
-    whiskers = [_WHISKERS[kind] for kind in found]
-    sentences = ["; ".join(part for part in parts if part), *whiskers, note, _disclaimer(rows)]
+    intervals = [_INTERVALS[kind] for kind in found]
+    sentences = ["; ".join(part for part in parts if part), *intervals, note, _disclaimer(rows)]
     return " ".join(f"{s[0].upper()}{s[1:].rstrip('.')}." for s in sentences if s)
 
 
