@@ -99,7 +99,7 @@ def test_a_line_is_a_copy_and_a_token_count_and_copies_share_a_colour(store):
         "128 tokens, simt": (1, 0),
         "128 tokens, tma": (1, 1),
     }
-    assert figure.numbers.head[:4] == ("num_tokens", "copy", "CTAs", "µs")
+    assert figure.numbers.head[:4] == ("num_tokens", "copy", "CTAs", "time, µs")
 
 
 def test_more_lines_than_can_be_told_apart_become_several_figures(store):
@@ -421,3 +421,18 @@ def test_no_figure_mixes_executors_machines_or_regimes(store):
 
     assert len(grids) == 6
     assert all("2 points" in grid.note for grid in grids)
+
+
+def test_a_title_names_what_sets_a_figure_apart_in_its_experiment_only(store):
+    add_sweep(store)
+    add_sweep(store, num_ranks=2, name="two")
+    add_sweep(store, num_ranks=1, name="two")
+
+    figures = bandwidth_figures(points_of(store), "dispatch")
+
+    what = "bandwidth against communication CTAs"
+    assert [figure.title for figure in figures] == [
+        f"dispatch: {what}",
+        f"two: {what}, 1 rank",
+        f"two: {what}, 2 ranks",
+    ]

@@ -227,7 +227,9 @@ def test_a_rate_above_the_link_is_a_warning_on_the_screen_and_in_both_files(stor
     main([str(store.root)])
 
     said = "500 GB/s of wire_bytes are more than the link's 450 GB/s"
-    assert f"(dispatch): {said}" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"warning: dispatch, dispatch: {said}" in out
+    assert out.isascii()
     for name, mark in (("report.html", 'class="warning"'), ("report.md", "**Warning:**")):
         text = (store.root / "report" / name).read_text(encoding="utf-8")
         assert said in unescape(text)

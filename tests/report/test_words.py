@@ -67,6 +67,8 @@ def test_a_caption_says_machine_date_commit_executor_pacing_and_conditions(store
         "NVIDIA H200; 2026-11-28 to 2026-11-29; "
         "commit aaaaaaaa, commit bbbbbbbb with uncommitted changes; "
         "executor cuda; not paced; isolated, L2 cold; 1 rank over loopback; 2 points. "
+        "Same for all: hidden 512, 8 experts, uniform, flags by tile, padded, simt, 16 CTAs, "
+        "16 warps, 14 loads, 4 rows a fence, 64 tokens. "
         "Intervals: 95 %, of the median, by order statistics. "
         "One rank: no row crosses a link."
     )
@@ -142,8 +144,8 @@ def test_wire_bytes_above_the_link_are_a_warning(store, settings, cause):
     wire = [text for text in warnings_of(rows_of(store)) if "wire_bytes" in text]
 
     assert wire == [
-        "dispatch/c001-b1 (dispatch): 500 GB/s of wire_bytes are more than the link's "
-        f"450 GB/s: {cause}"
+        "dispatch, dispatch: 500 GB/s of wire_bytes are more than the link's 450 GB/s: "
+        f"{cause} (point dispatch/c001-b1)"
     ]
 
 
@@ -169,6 +171,16 @@ def test_more_than_the_memory_gives_is_a_warning(store, l2, cause):
     store.add({"dispatch": launch_of(10, 100)}, measure={"l2": l2})
 
     assert warnings_of(rows_of(store)) == [
-        "dispatch/c001-b1 (dispatch): 9\u202f600 GB/s of memory traffic are more than the memory's "
-        f"4\u202f800 GB/s: {cause}"
+        "dispatch, dispatch: 9\u202f600 GB/s of bytes read and written are more than the memory's "
+        f"4\u202f800 GB/s: {cause} (point dispatch/c001-b1)"
     ]
+
+
+def test_alike_warnings_are_one_with_the_highest_rate(store):
+    for order, time_ns in (("edf", 100), ("token", 50), ("random", 80)):
+        store.add({"dispatch": launch_of(10, time_ns)}, kernel={"order": order})
+
+    (warning,) = warnings_of(rows_of(store))
+
+    assert warning.startswith("dispatch, dispatch: 19\u202f200 GB/s of bytes read and written")
+    assert warning.endswith("(3 points, the highest dispatch/c002-b1)")

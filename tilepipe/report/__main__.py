@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _report(root: Path, out: Path) -> int:
     found = find_points(root)
     for fault in found.faults:
-        print(fault.encode("ascii", "backslashreplace").decode())
+        _tell(fault)
     if not found.points.num_rows:
         return _refuse(f"{root}: holds no point to report: name a folder in which points have run")
     try:
@@ -65,18 +65,24 @@ def _report(root: Path, out: Path) -> int:
         cause = os.strerror(error.errno) if error.errno else str(error)
         return _refuse(f"{out}: {cause}: name a folder that can be written with out=FOLDER")
     for warning in report.warnings:
-        print(f"warning: {warning}")
+        _tell(f"warning: {warning}")
     num_points = len(set(found.points.column("folder").to_pylist()))
     told = (
         f"{num_points} points, {len(figures_of(report))} figures, {len(report.warnings)} warnings"
     )
-    print(f"{told}, {len(report.missing)} not shown, {len(found.faults)} faults")
-    print(f"report: {out / 'report.html'}")
+    _tell(f"{told}, {len(report.missing)} not shown, {len(found.faults)} faults")
+    _tell(f"report: {out / 'report.html'}")
     return 0
 
 
+def _tell(sentence: str) -> None:
+    """On any terminal: names of files may hold what it cannot show."""
+    plain = sentence.replace("\u202f", " ")
+    print(plain.encode("ascii", "backslashreplace").decode())
+
+
 def _refuse(sentence: str, *, code: int = 1) -> int:
-    print(sentence, file=sys.stderr)
+    print(sentence.encode("ascii", "backslashreplace").decode(), file=sys.stderr)
     return code
 
 

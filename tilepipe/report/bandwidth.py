@@ -21,8 +21,8 @@ from tilepipe.report.groups import (
     titled,
     varying,
 )
-from tilepipe.report.shapes import Grid, Level, Line, LineFigure, Value
-from tilepipe.report.words import amount, caption, time_unit, told_value, work
+from tilepipe.report.shapes import Grid, Level, Line, LineFigure
+from tilepipe.report.words import amount, caption, rate, time_unit, told_value, work
 
 __all__ = ["bandwidth_figures"]
 
@@ -85,7 +85,7 @@ def _figure(group: Group, contender: str) -> LineFigure:
             Line(
                 label=label(rows[0], told),
                 x=tuple(float(row["num_comm_ctas"]) for row in rows),
-                y=tuple(_rate(row, basis.column) for row in rows),
+                y=tuple(rate(row, basis.column) for row in rows),
                 color=colors.setdefault(look, len(colors)),
                 dash=_COPIES.index(rows[0]["copy"]) if rows[0]["copy"] in _COPIES else 0,
             )
@@ -142,16 +142,6 @@ def _level(name: str, limit_gbps: float | None) -> tuple[Level, ...]:
     return (Level(label=f"{name}, {amount(limit_gbps)} GB/s", value=limit_gbps),)
 
 
-def _rate(row: Row, column: str) -> Value:
-    """Rate with the interval of its time: a longer time is a lower rate."""
-    bytes_moved = row[column] * row["work_ns"]
-    return Value(
-        value=row[column],
-        low=bytes_moved / row["work_high_ns"],
-        high=bytes_moved / row["work_low_ns"],
-    )
-
-
 def _numbers(rows: Sequence[Row], basis: _Basis) -> Grid:
     told = varying(rows, _OF_A_LINE)
     unit, divisor = time_unit(row["work_ns"] for row in rows)
@@ -176,6 +166,6 @@ def _numbers(rows: Sequence[Row], basis: _Basis) -> Grid:
     heads = [f"GB/s {column.removesuffix('_gbps')}" for column in shown]
     return Grid(
         title="",
-        head=(*told, "CTAs", unit, *heads, *share, "GB/s logical a CTA"),
+        head=(*told, "CTAs", f"time, {unit}", *heads, *share, "GB/s logical a CTA"),
         rows=tuple(cells),
     )

@@ -187,7 +187,10 @@ def _whiskers(
 
 def _reach(values: Sequence[Value]) -> list[list[float]]:
     """Distances to the ends of the intervals, as errorbar takes them."""
-    return [[v.value - v.low for v in values], [v.high - v.value for v in values]]
+    return [
+        [max(0.0, v.value - v.low) for v in values],
+        [max(0.0, v.high - v.value) for v in values],
+    ]
 
 
 def _set_ticks(axes: Axes, places: Sequence[float]) -> None:

@@ -3,6 +3,7 @@
 Knows nothing of what is drawn. Rows are those of a points table; everything is in a fixed order.
 """
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,7 +80,7 @@ _BARE = ("copy", "order", "law", "layout", "regime", "machine", "name", "hardwar
 class Group:
     """Rows that agree in everything but what the figure varies."""
 
-    title: str  # settings in which this group differs from its siblings; may be empty
+    title: str  # settings in which it differs from others of its experiment; may be empty
     rows: tuple[Row, ...]
 
 
@@ -100,8 +101,12 @@ def grouped(rows: Sequence[Row], columns: Collection[str]) -> list[Group]:
     found: dict[tuple[Any, ...], list[Row]] = {}
     for row in sorted(rows, key=lambda row: _place(row, names)):
         found.setdefault(tuple(row[name] for name in names), []).append(row)
-    told = [name for name in varying(rows, names) if name not in _NOT_IN_TITLES]
-    return [Group(title=label(group[0], told), rows=tuple(group)) for group in found.values()]
+    groups = []
+    for group in found.values():
+        siblings = [row for row in rows if row["name"] == group[0]["name"]]
+        told = [name for name in varying(siblings, names) if name not in _NOT_IN_TITLES]
+        groups.append(Group(title=label(group[0], told), rows=tuple(group)))
+    return groups
 
 
 def chunked(group: Group, *, limit: int, columns: Sequence[str], cut: Sequence[str]) -> list[Group]:
@@ -151,7 +156,8 @@ def spell(setting: str, value: Any) -> str:
     if setting in _BARE:
         return str(value)
     if setting in _SPELLED:
-        return _SPELLED[setting].format(value)
+        text = _SPELLED[setting].format(value)
+        return re.sub(r"^1 (\w+)s\b", r"1 \1", text)
     return f"{setting.removeprefix('routing_').replace('_', ' ')} {value}"
 
 

@@ -42,7 +42,8 @@ th, td { border-bottom: 1px solid #ccc; padding: 0.25rem 0.6rem; text-align: lef
 th { border-bottom: 2px solid #555; }
 td.number, th.number { text-align: right; }
 td.number { white-space: nowrap; }
-td.label { min-width: 10rem; }
+td.short { white-space: nowrap; }
+td.label { min-width: 12rem; }
 td.long { min-width: 14rem; overflow-wrap: anywhere; }
 .note { font-size: 0.875rem; color: #333; }
 .warning { border-left: 0.4rem solid #B34700; background: #FFF4EC; padding: 0.5rem 0.8rem;
@@ -59,7 +60,7 @@ summary { cursor: pointer; font-size: 0.875rem; }
   figure svg { max-width: 13cm; }
   .scroll { overflow: visible; }
   table { font-size: 8pt; }
-  td.number { white-space: normal; }
+  td.number, td.short { white-space: normal; }
   th, td { padding: 0.1rem 0.3rem; }
   td.label, td.long { min-width: 0; }
   details::details-content { content-visibility: visible; height: auto; }
@@ -171,7 +172,8 @@ def _kind(cells: Iterable[str]) -> str:
     if found and all(_NUMBER.fullmatch(cell) for cell in found):
         return ' class="number"'
     longest = max((len(cell) for cell in found), default=0)
-    return ' class="long"' if longest > 40 else ' class="label"' if longest > 12 else ""
+    name = "long" if longest > 40 else "label" if longest > 24 else "short"
+    return f' class="{name}"'
 
 
 def _heading(name: str, title: str) -> list[str]:

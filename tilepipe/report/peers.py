@@ -20,8 +20,8 @@ from tilepipe.report.groups import (
     varying,
 )
 from tilepipe.report.overlap import MAX_ROWS
-from tilepipe.report.shapes import DotFigure, DotPanel, Dots, Grid, Value
-from tilepipe.report.words import caption, time_unit, told_value, work
+from tilepipe.report.shapes import DotFigure, DotPanel, Dots, Grid
+from tilepipe.report.words import caption, rate, time_unit, told_value, work
 
 __all__ = ["peer_figures"]
 
@@ -50,7 +50,7 @@ def _figure(group: Group) -> DotFigure:
     unit, divisor = time_unit(row["work_ns"] for row in group.rows)
     times = _series(points, contenders, lambda row: work(row, divisor))
     has_rates = all(row["tflops"] is not None for row in group.rows)
-    rates = _series(points, contenders, _tflops) if has_rates else ()
+    rates = _series(points, contenders, lambda row: rate(row, "tflops")) if has_rates else ()
     told = varying(firsts, OWN) or ["num_tokens"]
     labels = tuple(label(row, told) for row in firsts)
     return DotFigure(
@@ -81,12 +81,4 @@ def _series(points: list[dict[str, Row]], contenders: list[str], value: Any) -> 
             values=tuple(value(point[name]) if name in point else None for point in points),
         )
         for name in contenders
-    )
-
-
-def _tflops(row: Row) -> Value:
-    """Rate with the interval of its time: a longer time is a lower rate."""
-    flops = row["tflops"] * row["work_ns"]
-    return Value(
-        value=row["tflops"], low=flops / row["work_high_ns"], high=flops / row["work_low_ns"]
     )

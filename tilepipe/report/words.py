@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tilepipe.config.choices import Fabric
-from tilepipe.report.groups import spell
+from tilepipe.report.groups import OWN, label, spell, varying
 from tilepipe.report.shapes import Value
 
 __all__ = ["NULL", "amount", "caption", "scaled", "time_unit", "told_value", "warnings_of", "work"]
@@ -18,6 +18,12 @@ _INTERVALS = {
     "order95": "intervals: 95 %, of the median, by order statistics",
     "bootstrap95": "intervals: 95 %, by bootstrap",
     "range": "intervals: range of all iterations, fewer than six",
+}
+# Settings that a caption leaves to the files.
+_UNTOLD = ("repetition", "routing_seed", "dtype")
+_LIMITS = {
+    "link_gbps": "{} GB/s of wire_bytes are more than the link's",
+    "hbm_gbps": "{} GB/s of bytes read and written are more than the memory's",
 }
 _SHORT_COMMIT = 8
 NULL = "-"  # stands where nothing was measured
@@ -69,7 +75,7 @@ def _rounded(value: float, decimals: int) -> str:
 
 
 def caption(rows: Sequence[Row], *, kinds: Iterable[str | None] = (), note: str = "") -> str:
-    """Where the numbers of a figure come from: machine, date, commit, executor, pacing, regime.
+    """Where the numbers of a figure come from: machine, date, commit, executor, conditions.
 
     `kinds` are the interval kinds of what is drawn; without them those of the rows. All rows must
     be of one executor.
@@ -89,7 +95,15 @@ def caption(rows: Sequence[Row], *, kinds: Iterable[str | None] = (), note: str 
     ]
     found = sorted({kind for kind in (kinds or (row["interval_kind"] for row in rows)) if kind})
     intervals = [_INTERVALS[kind] for kind in found]
-    sentences = ["; ".join(part for part in parts if part), *intervals, note, _disclaimer(rows)]
+    common = [name for name in OWN if name not in _UNTOLD and name not in varying(rows, OWN)]
+    shared = label(rows[0], common)
+    sentences = [
+        "; ".join(part for part in parts if part),
+        f"same for all: {shared}" if shared else "",
+        *intervals,
+        note,
+        _disclaimer(rows),
+    ]
     return " ".join(f"{s[0].upper()}{s[1:].rstrip('.')}." for s in sentences if s)
 
 
@@ -101,33 +115,48 @@ def dates(rows: Iterable[Row]) -> str:
     return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
 
 
-def warnings_of(rows: Sequence[Row]) -> list[str]:
-    """What a reader must know before believing a row: rates above a peak, lowered clocks."""
-    found = []
-    for row in rows:
-        where = f"{row['folder']} ({row['contender']})"
-        wire_gbps, link_gbps = row["wire_gbps"], row["link_gbps"]
-        if wire_gbps and link_gbps and wire_gbps > link_gbps:
-            found.append(
-                f"{where}: {amount(wire_gbps)} GB/s of wire_bytes are more than the link's "
-                f"{amount(link_gbps)} GB/s: {_above_link(row)}"
-            )
-        memory_gbps, hbm_gbps = row["memory_gbps"], row["hbm_gbps"]
-        if memory_gbps and hbm_gbps and memory_gbps > hbm_gbps:
-            cause = (
-                "rows may have been served by a warm L2 cache"
-                if row["l2"] == "warm"
-                else "no byte basis explains that: check hardware.hbm_gbps and the timed window"
-            )
-            found.append(
-                f"{where}: {amount(memory_gbps)} GB/s of memory traffic are more than the "
-                f"memory's {amount(hbm_gbps)} GB/s: {cause}"
-            )
-    slowed = sorted(
-        {row["folder"]: row["clock_reasons"] for row in rows if row["throttled"]}.items()
+def rate(row: Row, column: str) -> Value:
+    """A rate of the row with the interval of its time: a longer time is a lower rate."""
+    done = row[column] * row["work_ns"]
+    return Value(
+        value=row[column],
+        low=min(row[column], done / row["work_high_ns"]),
+        high=max(row[column], done / max(row["work_low_ns"], 1)),
     )
-    found += [f"{folder}: the clock was lowered while it ran: {why}" for folder, why in slowed]
-    return found
+
+
+def warnings_of(rows: Sequence[Row]) -> list[str]:
+    """What a reader must know before believing a row: rates above a peak, lowered clocks.
+
+    Alike ones of an experiment are one sentence, with the highest rate of them.
+    """
+    alike: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        for rate_column, limit_column in (("wire_gbps", "link_gbps"), ("memory_gbps", "hbm_gbps")):
+            found, limit = row[rate_column], row[limit_column]
+            if found and limit and found > limit:
+                cause = _above_link(row) if limit_column == "link_gbps" else _above_memory(row)
+                key = (row["name"], row["contender"], rate_column, limit_column, cause)
+                alike.setdefault(key, []).append(row)
+    warnings = []
+    for (name, contender, rate_column, limit_column, cause), found in alike.items():
+        worst = max(found, key=lambda row: row[rate_column])
+        count = f"{len(found)} points, the highest" if len(found) > 1 else "point"
+        warnings.append(
+            f"{name}, {contender}: {_LIMITS[limit_column].format(amount(worst[rate_column]))} "
+            f"{amount(worst[limit_column])} GB/s: {cause} ({count} {worst['folder']})"
+        )
+    slowed = {row["folder"]: row["clock_reasons"] for row in rows if row["throttled"]}
+    return warnings + [
+        f"{folder}: the clock was lowered while it ran: {why}"
+        for folder, why in sorted(slowed.items())
+    ]
+
+
+def _above_memory(row: Row) -> str:
+    if row["l2"] == "warm":
+        return "rows may have been served by a warm L2 cache"
+    return "no byte basis explains that: check hardware.hbm_gbps and the timed window"
 
 
 def _above_link(row: Row) -> str:
