@@ -10,13 +10,7 @@ import pytest
 from tests.report.made_up import fused_times, launch_of, steady
 from tilepipe.records import Status
 from tilepipe.report.points import POINTS, SETTINGS, TERMS, find_points
-from tilepipe.results.schema import SCHEMA_VERSION
-
-# Columns of samples.parquet that version 1 did not have.
-ADDED_IN_2 = (
-    *("num_comm_warps", "num_loads", "num_stages", "flag_batch"),
-    *("l2", "regime", "pace_gbps", "pace_latency_ns"),
-)
+from tilepipe.results.schema import ADDED_IN, SCHEMA_VERSION
 
 
 def make_old(folder):
@@ -28,7 +22,7 @@ def make_old(folder):
     (folder / "point.json").write_text(json.dumps(document))
     for name in ("samples.parquet", "breakdown.parquet"):
         table = pq.ParquetFile(folder / name).read()
-        table = table.drop_columns([c for c in ADDED_IN_2 if c in table.column_names])
+        table = table.drop_columns([c for c in ADDED_IN if c in table.column_names])
         place = table.column_names.index("schema_version")
         field = table.schema.field(place)
         table = table.set_column(place, field, pa.array([1] * table.num_rows, field.type))

@@ -49,9 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _report(root: Path, out: Path) -> int:
     found = find_points(root)
     for fault in found.faults:
-        _tell(fault)
+        _tell(fault, error=not found.points.num_rows)
     if not found.points.num_rows:
-        return _refuse(f"{root}: holds no point to report: name a folder in which points have run")
+        return 1
     try:
         from tilepipe.report.writing import figures_of, write_report  # matplotlib is an extra
     except ModuleNotFoundError as error:
@@ -75,15 +75,15 @@ def _report(root: Path, out: Path) -> int:
     return 0
 
 
-def _tell(sentence: str) -> None:
-    """On any terminal: names of files may hold what it cannot show."""
-    plain = sentence.replace("\u202f", " ")
-    print(plain.encode("ascii", "backslashreplace").decode())
-
-
 def _refuse(sentence: str, *, code: int = 1) -> int:
-    print(sentence.encode("ascii", "backslashreplace").decode(), file=sys.stderr)
+    _tell(sentence, error=True)
     return code
+
+
+def _tell(sentence: str, *, error: bool = False) -> None:
+    """On any terminal: names of files may hold what it cannot show."""
+    plain = sentence.replace("\u202f", " ").encode("ascii", "backslashreplace").decode()
+    print(plain, file=sys.stderr if error else sys.stdout)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from tilepipe.config.choices import Copy, Fabric
 from tilepipe.report.groups import (
+    OF_A_COPY,
     OWN,
     WORLD,
     Group,
@@ -30,7 +31,7 @@ Row = dict[str, Any]
 
 MAX_LINES = 8
 # Settings that a line stands for; the others are the same all over a figure.
-_OF_A_LINE = ("num_tokens", "copy", "num_comm_warps", "num_loads", "num_stages", "flag_batch")
+_OF_A_LINE = ("num_tokens", "copy", *OF_A_COPY)
 _NOMINAL = "The limit is the data sheet's"
 _PACED = "Paced rows are arithmetic on a real run, no measurement of a link"
 _COPIES = [copy.name for copy in Copy]

@@ -15,6 +15,7 @@ from tilepipe.report.points import SETTINGS
 
 __all__ = [
     "MAIN",
+    "OF_A_COPY",
     "OWN",
     "WORLD",
     "Group",
@@ -47,7 +48,8 @@ WORLD = (
     "pace_latency_ns",
     "num_warmups",
 )
-_OF_A_COPY = ("num_comm_warps", "num_loads", "num_stages", "flag_batch")
+# Settings that mean something for one copy only.
+OF_A_COPY = ("num_comm_warps", "num_loads", "num_stages", "stage_bytes", "flag_batch")
 # Not repeated in the titles of figures: the section and the caption say them.
 _NOT_IN_TITLES = ("machine", "executor", "name", "operation", "hardware", "num_warmups")
 # Settings by which rows of one figure may differ.
@@ -62,7 +64,9 @@ _SPELLED = {
     "num_comm_warps": "{} warps",
     "num_loads": "{} loads",
     "num_stages": "{} stages",
+    "stage_bytes": "{} bytes a stage",
     "flag_batch": "{} rows a fence",
+    "planner": "plan by {}",
     "granularity": "flags by {}",
     "home_granularity": "home by {}",
     "repetition": "round {}",
@@ -138,7 +142,7 @@ def varying(rows: Sequence[Row], columns: Iterable[str]) -> list[str]:
 
 
 def _varies(rows: Sequence[Row], name: str) -> bool:
-    owner = "law" if name.startswith("routing_") else "copy" if name in _OF_A_COPY else None
+    owner = "law" if name.startswith("routing_") else "copy" if name in OF_A_COPY else None
     if owner is None:
         return len({_key(row[name]) for row in rows}) > 1
     return len({(_key(row[owner]), _key(row[name])) for row in rows}) > len(

@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from tilepipe.config.choices import Regime
 from tilepipe.records import Status
-from tilepipe.report.stored import StoredPoint, read_results
 from tilepipe.results.breakdown import breakdown_interval_kind
 from tilepipe.results.pointfile import command_of
+from tilepipe.results.reading import StoredPoint, read_results
 from tilepipe.results.schema import SCHEMA_VERSION, SUMMARY
 from tilepipe.results.summary import reduce_series, slowest_rank, summary_rows
 
