@@ -177,6 +177,7 @@ def store_everything(store):
     """Points of both executors with which every kind of figure is drawn, and two that failed."""
     for operation in ("dispatch", "combine"):
         _store_bandwidth(store, operation)
+        _store_links(store, operation)
     for executor in ("cuda", "host"):
         _store_fused(store, executor)
         for num_tokens in (256, 4096):
@@ -228,6 +229,22 @@ def _store_bandwidth(store, operation):
                     workload={"num_tokens": num_tokens},
                     counts={"logical_bytes": num_tokens * 100_000, "all_rows": num_tokens},
                 )
+
+
+def _store_links(store, operation):
+    """Two GPUs, rows that cross a link."""
+    for copy in ("simt", "tma"):
+        for num_ctas in (8, 16):
+            store.add(
+                {operation: launch_of(1_000, 64_000 // num_ctas)},
+                name=operation,
+                operation=operation,
+                num_ranks=2,
+                fabric="nvshmem",
+                hardware={"name": "h200_x2", "num_gpus": 2},
+                kernel={"copy": copy, "num_comm_ctas": num_ctas},
+                counts={"wire_bytes": 1_500_000, "logical_bytes": 2_000_000},
+            )
 
 
 def _store_fused(store, executor):

@@ -1,4 +1,7 @@
-"""The page in a browser: nothing overflows, no text lies on another. Skipped without chromium."""
+"""The page in a browser and on paper: nothing is cut, no text lies on another.
+
+Skipped without chromium.
+"""
 
 import json
 import re
@@ -28,9 +31,10 @@ frame.onload = () => {{
   found.width = width;
   found.scroll = page.documentElement.scrollWidth;
   for (const element of page.body.querySelectorAll("*")) {{
-    const box = element.getBoundingClientRect(), scroll = element.closest(".scroll");
-    // Inside a table's own box scrolling is meant.
-    if ((!scroll || scroll === element) && box.width && (box.right > width + 1 || box.left < -1))
+    const box = element.getBoundingClientRect();
+    const leaves = box.width && (box.right > width + 1 || box.left < -1);
+    if (leaves || (box.width && !element.closest("svg")
+        && element.scrollWidth > element.clientWidth + 1 && element.clientWidth))
       found.wide.push(element.tagName + " " + element.textContent.slice(0, 40));
   }}
   for (const svg of page.querySelectorAll("figure svg")) {{
@@ -59,6 +63,11 @@ frame.srcdoc = {page};
 </script></body>"""
 
 
+def on_paper(page):
+    """The page with the rules of paper in force, as no browser without a debugger shows it."""
+    return page.replace("@media screen", "@media speech").replace("@media print", "@media screen")
+
+
 def look_at(page, width, folder):
     """What a browser of this width finds in the page."""
     # A closing tag would end the script that holds the page.
@@ -78,9 +87,14 @@ def look_at(page, width, folder):
     return json.loads(found[1].replace("&gt;", ">").replace("&lt;", "<").replace("&amp;", "&"))
 
 
-@pytest.mark.parametrize("width", [1280, 400])
-def test_nothing_overflows_and_no_text_lies_on_another(written, full_report, width, tmp_path):
-    found = look_at((written / "report.html").read_text(encoding="utf-8"), width, tmp_path)
+@pytest.mark.parametrize(("width", "is_paper"), [(1280, False), (400, False), (640, True)])
+def test_nothing_is_cut_and_no_text_lies_on_another(
+    written, full_report, width, is_paper, tmp_path
+):
+    page = (written / "report.html").read_text(encoding="utf-8")
+
+    # 640 pixels are A4 between margins of 2 cm.
+    found = look_at(on_paper(page) if is_paper else page, width, tmp_path)
 
     assert found["width"] == width
     assert found["scroll"] <= width
@@ -89,6 +103,15 @@ def test_nothing_overflows_and_no_text_lies_on_another(written, full_report, wid
     assert found["texts"] > 10 * len(figures_of(full_report))
     # Pixels of the type: with fewer the letters are a blur.
     assert found["smallest"] >= 8.5
+
+
+def test_what_a_box_of_its_own_hides_would_be_found(tmp_path):
+    found = look_at(
+        '<div style="overflow-x:auto"><p style="width:900px">x</p></div>', 400, tmp_path
+    )
+
+    assert found["scroll"] == 400
+    assert "DIV x" in found["wide"]
 
 
 def test_an_overflow_would_be_found(tmp_path):

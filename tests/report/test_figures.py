@@ -436,3 +436,20 @@ def test_a_title_names_what_sets_a_figure_apart_in_its_experiment_only(store):
         f"two: {what}, 1 rank",
         f"two: {what}, 2 ranks",
     ]
+
+
+def test_models_of_unlike_size_share_no_figure(store):
+    for hidden in (64, 512):
+        for granularity in ("tile", "expert"):
+            store.add(
+                fused_times(),
+                operation="dispatch_gemm",
+                workload={"hidden": hidden},
+                kernel={"granularity": granularity},
+            )
+
+    small, large = overlap_figures(points_of(store), "dispatch_gemm")
+
+    assert small.title == "dispatch: fused against unfused, hidden 64"
+    assert "Same for all: hidden 64," in small.caption
+    assert large.rows == ("flags by expert", "flags by tile")

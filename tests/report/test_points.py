@@ -91,7 +91,9 @@ def test_an_older_schema_version_is_shown_with_what_was_added_since_empty(store)
     found = find_points(store.root)
 
     assert found.faults == ()
-    assert found.num_older == 1
+    (note,) = found.notes
+    assert note.startswith("1 points are of schema version 1, columns clock_reasons, flag_batch, ")
+    assert note.endswith(", throttled are null")
     rows = {r["order"]: r for r in found.points.to_pylist() if r["contender"] == "fused"}
     assert (rows["edf"]["work_ns"], rows["token"]["work_ns"]) == (1_000, 3_000)
     assert rows["edf"]["sm_clock_mhz"] is None

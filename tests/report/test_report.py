@@ -17,6 +17,7 @@ from tilepipe.report.content import report_of
 from tilepipe.report.markdown import markdown_of
 from tilepipe.report.page import page_of
 from tilepipe.report.points import find_points
+from tilepipe.report.shapes import LineFigure
 from tilepipe.report.writing import figures_of
 from tilepipe.validate import validate
 
@@ -189,7 +190,7 @@ def test_only_failed_points_still_make_a_report(store, capsys):
     text = (store.root / "report" / "report.md").read_text(encoding="utf-8")
     assert "1 point: 1 unsupported." in text
     assert "no code for it" in text
-    assert "executor cuda: no point ended ok; needs an NVIDIA GPU" in text
+    assert "executor cuda: no point ended ok; every figure of it needs an NVIDIA GPU" in text
     assert "executor host: no point ended ok; needs no GPU" in text
 
 
@@ -203,8 +204,44 @@ def test_what_is_missing_is_named_with_the_experiment_that_gives_it(store):
         "executor host, by kernel.order: order of sends: needs two or more values of kernel.order: "
         "python -m tilepipe.run +experiment=dispatch_gemm_order" in report.missing
     )
-    # What the host cannot have is not asked of it.
-    assert not any("CTAs" in line for line in report.missing)
+    # What the host cannot have is not asked of it, but of the hardware that has it.
+    assert not any("CTAs" in line for line in report.missing if line.startswith("executor host"))
+    assert (
+        "executor cuda, dispatch: bandwidth against communication CTAs: needs an NVIDIA GPU "
+        "(H100, H200) and two or more values of kernel.num_comm_ctas: "
+        "python -m tilepipe.run +experiment=dispatch" in report.missing
+    )
+
+
+def test_a_copy_or_a_link_that_no_figure_has_is_named_with_the_hardware_for_it(store):
+    for num_ctas in (8, 16):
+        store.add({"dispatch": launch_of(10, 100)}, kernel={"num_comm_ctas": num_ctas})
+
+    missing = report_of(find_points(store.root), title="x").missing
+
+    assert (
+        "executor cuda, dispatch: bandwidth of copy tma: needs an NVIDIA GPU (H100, H200): "
+        "python -m tilepipe.run +experiment=dispatch kernel.copy=tma" in missing
+    )
+    assert not any("copy simt: needs" in line and "bandwidth" in line for line in missing)
+    assert (
+        "executor cuda, dispatch: bandwidth of wire_bytes against the link: needs two or more "
+        "NVIDIA GPUs of one host: python -m tilepipe.run +experiment=dispatch" in missing
+    )
+
+
+def test_no_rate_is_above_a_peak_without_its_byte_basis_or_a_warning(full_report):
+    """Every figure whose table has a rate above the link or its own limit says why."""
+    for figure in figures_of(full_report):
+        if not isinstance(figure, LineFigure):
+            continue
+        assert figure.y_label.endswith(("_bytes", "bytes read and written"))
+        (limit,) = (level.value for level in figure.levels)
+        assert max(value.value for line in figure.lines for value in line.y) <= limit
+        column = figure.numbers.head.index("GB/s logical")
+        rates = [float(row[column].replace("\u202f", "")) for row in figure.numbers.rows]
+        said = "Logical rates count a row once for each of its experts" in figure.caption
+        assert said == (max(rates) > 450)
 
 
 def test_a_broken_point_is_named_and_the_rest_reported(store, capsys):

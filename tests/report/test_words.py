@@ -54,7 +54,12 @@ def test_what_is_shown_is_the_value_within_its_last_digit(middle, below, above):
     text = told_value(value(middle, middle - below, middle + above))
 
     shown = float(text.partition(" (")[0].replace("\u202f", ""))
-    assert shown == pytest.approx(middle, rel=6e-3, abs=6e-4)
+    # Half of the last digit, of the value or of an interval that is wider.
+    assert shown == pytest.approx(middle, rel=6e-3, abs=6e-4 + 3e-3 * (below + above))
+
+
+def test_an_interval_wider_than_its_value_leaves_out_digits_that_say_nothing():
+    assert told_value(value(0.316, -19.652, 3.774), mark="~") == "0.3~ (-19.7 to 3.8)"
 
 
 def test_a_caption_says_machine_date_commit_executor_pacing_and_conditions(store):
@@ -158,6 +163,29 @@ def test_wire_bytes_up_to_the_link_are_none(store, time_ns):
     )
 
     assert warnings_of(rows_of(store)) == []
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "counts", "told"),
+    [
+        (1, {"logical_bytes": 5_000}, "50.0 GB/s of logical_bytes"),
+        (2, {"logical_bytes": 8_000, "wire_bytes": 5_000}, "50.0 GB/s of wire_bytes"),
+    ],
+)
+def test_more_than_the_pace_is_a_warning_by_the_bytes_that_are_paced(
+    store, num_ranks, counts, told
+):
+    store.add(
+        {"dispatch": launch_of(10, 100)},
+        num_ranks=num_ranks,
+        launch={"pace_gbps": 44.0},
+        counts=counts,
+    )
+
+    (warning,) = warnings_of(rows_of(store))
+
+    assert warning.startswith(f"dispatch, dispatch: {told} are more than the pace's 44.0 GB/s: ")
+    assert "what a bucket saved while it was idle passes at once" in warning
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from tilepipe.report.groups import (
 from tilepipe.report.shapes import Grid, Level, Line, LineFigure
 from tilepipe.report.words import amount, caption, rate, time_unit, told_value, work
 
-__all__ = ["bandwidth_figures"]
+__all__ = ["bandwidth_figures", "copies_of", "has_links"]
 
 Row = dict[str, Any]
 
@@ -50,16 +50,7 @@ class _Basis:
 def bandwidth_figures(points: pa.Table, operation: str) -> list[LineFigure]:
     """A figure for each contender that communicates on the CTAs of its row, one line a copy and
     token count; only where there are two CTA counts or more."""
-    rows = [
-        row
-        for row in ok_rows(points)
-        if row["executor"] == "cuda"
-        and row["operation"] == operation
-        and row["num_comm_ctas"] is not None
-        # The reduction runs on all SMs whatever the row says.
-        and row["contender"] in (operation, "push")
-        and row["logical_gbps"] is not None
-    ]
+    rows = _rows(points, operation)
     held = [name for name in OWN if name not in (*_OF_A_LINE, "num_comm_ctas")]
     figures = []
     for contender in sorted({row["contender"] for row in rows}):
@@ -69,6 +60,38 @@ def bandwidth_figures(points: pa.Table, operation: str) -> list[LineFigure]:
                 if len({row["num_comm_ctas"] for row in part.rows}) > 1:
                     figures.append(_figure(part, contender))
     return figures
+
+
+def copies_of(points: pa.Table, operation: str) -> set[str]:
+    """Copies that the figures of these points tell of."""
+    return {row["copy"] for row in _rows(points, operation)}
+
+
+def has_links(points: pa.Table, operation: str) -> bool:
+    """Whether rows of a point crossed a link."""
+    return any(_crosses(row) and row["wire_gbps"] for row in _rows(points, operation))
+
+
+def _rows(points: pa.Table, operation: str) -> list[Row]:
+    return [
+        row
+        for row in ok_rows(points)
+        if row["executor"] == "cuda"
+        and row["operation"] == operation
+        and row["num_comm_ctas"] is not None
+        # The reduction runs on all SMs whatever the row says.
+        and row["contender"] in (operation, "push")
+        and row["logical_gbps"] is not None
+    ]
+
+
+def _crosses(row: Row) -> bool:
+    """Whether every rank has a GPU of its own."""
+    return (
+        row["fabric"] == Fabric.nvshmem.name
+        and row["num_gpus"] is not None
+        and 1 < row["num_ranks"] <= row["num_gpus"]
+    )
 
 
 def _figure(group: Group, contender: str) -> LineFigure:
@@ -95,7 +118,9 @@ def _figure(group: Group, contender: str) -> LineFigure:
     return LineFigure(
         slug="",
         title=titled(f"{what} against communication CTAs", group),
-        caption=caption(group.rows, note=basis.note),
+        caption=caption(
+            group.rows, note=". ".join(filter(None, [basis.note, _beyond(group.rows)]))
+        ),
         x_label="communication CTAs",
         y_label=basis.axis,
         lines=tuple(lines),
@@ -107,11 +132,6 @@ def _figure(group: Group, contender: str) -> LineFigure:
 def _basis(rows: Sequence[Row]) -> _Basis:
     """The bytes that the limit at hand counts: a link's where rows cross one, else the memory's."""
     first = rows[0]
-    crosses = (
-        first["fabric"] == Fabric.nvshmem.name
-        and first["num_gpus"] is not None
-        and 1 < first["num_ranks"] <= first["num_gpus"]
-    )
     has_wire = all(row["wire_gbps"] for row in rows)
     if first["pace_gbps"] is not None:
         paced = Level(label=f"pace, {first['pace_gbps']:g} GB/s", value=first["pace_gbps"])
@@ -120,7 +140,7 @@ def _basis(rows: Sequence[Row]) -> _Basis:
         return _Basis(
             column=column, axis=f"GB/s a rank, {column[:-5]}_bytes", levels=(paced,), note=_PACED
         )
-    if crosses and has_wire:
+    if _crosses(first) and has_wire:
         return _Basis(
             column="wire_gbps",
             axis="GB/s a rank, wire_bytes",
@@ -135,6 +155,17 @@ def _basis(rows: Sequence[Row]) -> _Basis:
             note=_NOMINAL,
         )
     return _Basis(column="logical_gbps", axis="GB/s a rank, logical_bytes", levels=())
+
+
+def _beyond(rows: Sequence[Row]) -> str:
+    """Why a rate of logical_bytes in the table may be above a link's, if one is."""
+    link_gbps = rows[0]["link_gbps"]
+    if link_gbps is None or all(row["logical_gbps"] <= link_gbps for row in rows):
+        return ""
+    return (
+        "Logical rates count a row once for each of its experts, also where it crosses no link, so "
+        f"they may be above the link's {amount(link_gbps)} GB/s"
+    )
 
 
 def _level(name: str, limit_gbps: float | None) -> tuple[Level, ...]:

@@ -3,32 +3,22 @@
 Knows nothing of how sections are written or figures drawn.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tilepipe.records import Status
-from tilepipe.report.ablations import ABLATION_NOTE, ablation_grids
-from tilepipe.report.bandwidth import bandwidth_figures
-from tilepipe.report.imbalance import imbalance_figures
-from tilepipe.report.overlap import overlap_figures
-from tilepipe.report.peers import peer_figures
+from tilepipe.report.kinds import EXECUTORS, KINDS, missing_of
 from tilepipe.report.points import Found
 from tilepipe.report.shapes import Figure, Grid
-from tilepipe.report.terms import breakdown_figures
 from tilepipe.report.words import dates, warnings_of
 
 __all__ = ["Part", "Report", "Section", "report_of"]
 
 Row = dict[str, Any]
-Make = Callable[[Found], Sequence[Figure | Grid]]
-
-EXECUTORS = ("cuda", "host")
-RUN = "python -m tilepipe.run"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,114 +52,6 @@ class Report:
     faults: tuple[str, ...]  # folders that could not be read
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Kind:
-    """One kind of figure; `needs` is empty where nobody misses it."""
-
-    slug: str
-    title: str
-    make: Make
-    needs: str
-    executors: tuple[str, ...] = EXECUTORS
-    note: str = ""
-
-
-def _fused_kinds() -> list[_Kind]:
-    kinds = []
-    for operation, name in (
-        ("dispatch_gemm", "dispatch → GEMM"),
-        ("gemm_combine", "GEMM → combine"),
-    ):
-        needs = f"a point that ended ok: {RUN} +experiment={operation}"
-        kinds += [
-            _Kind(
-                slug=f"{operation.replace('_', '-')}-fused",
-                title=f"{name}: fused against unfused",
-                make=partial(_of_points, overlap_figures, operation),
-                needs=needs,
-            ),
-            _Kind(
-                slug=f"{operation.replace('_', '-')}-terms",
-                title=f"{name}: breakdown",
-                make=partial(_of_terms, operation),
-                needs=needs,
-            ),
-        ]
-    return kinds
-
-
-def _of_points(make: Callable[[pa.Table, str], Any], word: str, found: Found) -> Any:
-    return make(found.points, word)
-
-
-def _of_terms(operation: str, found: Found) -> Any:
-    return breakdown_figures(found.terms, operation)
-
-
-def _bandwidth_kinds() -> list[_Kind]:
-    return [
-        _Kind(
-            slug=f"{operation}-bandwidth",
-            title=f"{operation}: bandwidth against communication CTAs",
-            make=partial(_of_points, bandwidth_figures, operation),
-            needs=f"two or more values of kernel.num_comm_ctas: {RUN} +experiment={operation}",
-            executors=("cuda",),
-        )
-        for operation in ("dispatch", "combine")
-    ]
-
-
-def _ablation_kinds() -> list[_Kind]:
-    # Setting -> what it is called, the experiment that sweeps it, executors that have it.
-    asked = {
-        "order": ("order of sends", "dispatch_gemm_order", EXECUTORS),
-        "granularity": ("granularity of flags", "dispatch_gemm_granularity", EXECUTORS),
-        "home_granularity": ("when home may reduce", "", EXECUTORS),
-        "flag_batch": ("rows a release fence", "dispatch_granularity", ("cuda",)),
-        "num_loads": ("depth of copy simt", "dispatch_simt_depth", ("cuda",)),
-        "num_stages": ("depth of copy tma", "dispatch_tma_depth", ("cuda",)),
-        "layout": ("layout of received rows", "", EXECUTORS),
-    }
-    return [
-        _Kind(
-            slug=f"by-{setting}",
-            title=f"by kernel.{setting}: {called}",
-            make=partial(_of_points, ablation_grids, setting),
-            needs=f"two or more values of kernel.{setting}: {RUN} +experiment={experiment}"
-            if experiment
-            else "",
-            executors=executors,
-            note=ABLATION_NOTE,
-        )
-        for setting, (called, experiment, executors) in asked.items()
-    ]
-
-
-KINDS = (
-    *_bandwidth_kinds(),
-    *_fused_kinds(),
-    _Kind(
-        slug="peers",
-        title="grouped GEMM against its peers",
-        make=lambda found: peer_figures(found.points),
-        needs=f"two or more contenders: {RUN} +experiment=grouped_gemm",
-    ),
-    _Kind(
-        slug="imbalance",
-        title="time and imbalance by routing law",
-        make=lambda found: imbalance_figures(found.points),
-        needs=f"two or more laws: {RUN} +experiment=dispatch_gemm routing=uniform,zipf,hot_rank",
-    ),
-    *_ablation_kinds(),
-)
-_NO_POINTS = {
-    "cuda": f"executor cuda: no point ended ok; needs an NVIDIA GPU (H100, H200): {RUN} "
-    "+experiment=dispatch",
-    "host": f"executor host: no point ended ok; needs no GPU: {RUN} +experiment=dispatch_gemm "
-    "hardware=cpu",
-}
-
-
 def report_of(found: Found, *, title: str) -> Report:
     """The report of a folder's points; at least one point must have been read."""
     rows = found.points.to_pylist()
@@ -177,19 +59,12 @@ def report_of(found: Found, *, title: str) -> Report:
     counts: dict[str, int] = {}
     for executor in EXECUTORS:
         ok = [r for r in rows if r["executor"] == executor and r["status"] == Status.ok.name]
-        if not ok:
-            missing.append(_NO_POINTS[executor])
-            continue
         shown: set[str] = set()
         for machine in sorted({row["machine"] for row in ok}):
-            parts = _parts(_only(found, executor, machine), executor, counts)
+            parts = _parts(_only(found, executor, machine=machine), executor, counts)
             shown |= {part.title for part in parts}
             sections.append(Section(title=f"Executor {executor}: {machine}", parts=tuple(parts)))
-        missing += [
-            f"executor {executor}, {kind.title}: needs {kind.needs}"
-            for kind in KINDS
-            if executor in kind.executors and kind.needs and kind.title not in shown
-        ]
+        missing += missing_of(_only(found, executor), executor, shown)
     return Report(
         title=title,
         intro=tuple(_intro(found, rows)),
@@ -217,16 +92,14 @@ def _parts(found: Found, executor: str, counts: dict[str, int]) -> list[Part]:
     return parts
 
 
-def _only(found: Found, executor: str, machine: str) -> Found:
-    """Tables of one executor on one machine: no figure ever sees two."""
+def _only(found: Found, executor: str, machine: str | None = None) -> Found:
+    """Tables of one executor, and on one machine: no figure ever sees two."""
 
     def kept(table: pa.Table) -> pa.Table:
-        return table.filter(
-            pc.and_(
-                pc.equal(table.column("executor"), executor),
-                pc.equal(table.column("machine"), machine),
-            )
-        )
+        wanted = pc.equal(table.column("executor"), executor)
+        if machine is not None:
+            wanted = pc.and_(wanted, pc.equal(table.column("machine"), machine))
+        return table.filter(wanted)
 
     return replace(found, points=kept(found.points), terms=kept(found.terms))
 
@@ -240,10 +113,7 @@ def _intro(found: Found, rows: Sequence[Row]) -> list[str]:
         sentences.append(
             f"{len(found.faults)} faults keep other files from being shown: see below."
         )
-    if found.num_older:
-        sentences.append(
-            f"{_points(found.num_older)} of an older schema version: what was added since is empty."
-        )
+    sentences += [f"{note[0].upper()}{note[1:]}." for note in found.notes]
     if found.num_replaced:
         sentences.append(
             f"{_points(found.num_replaced)} left out: one of the same settings ended later."

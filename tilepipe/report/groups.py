@@ -15,6 +15,7 @@ from tilepipe.report.points import SETTINGS
 
 __all__ = [
     "MAIN",
+    "MODEL",
     "OF_A_COPY",
     "OWN",
     "WORLD",
@@ -32,6 +33,8 @@ __all__ = [
 
 Row = dict[str, Any]
 
+# Times of models that differ in these lie far apart, on no common axis.
+MODEL = ("hidden", "intermediate")
 # Rows that differ in one of these are never drawn into one figure.
 WORLD = (
     "machine",
@@ -47,6 +50,7 @@ WORLD = (
     "pace_gbps",
     "pace_latency_ns",
     "num_warmups",
+    *MODEL,
 )
 # Settings that mean something for one copy only.
 OF_A_COPY = ("num_comm_warps", "num_loads", "num_stages", "stage_bytes", "flag_batch")

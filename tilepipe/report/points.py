@@ -17,7 +17,7 @@ from tilepipe.records import Status
 from tilepipe.results.breakdown import breakdown_interval_kind
 from tilepipe.results.pointfile import command_of
 from tilepipe.results.reading import StoredPoint, read_results
-from tilepipe.results.schema import SCHEMA_VERSION, SUMMARY
+from tilepipe.results.schema import SUMMARY
 from tilepipe.results.summary import reduce_series, slowest_rank, summary_rows
 
 __all__ = ["POINTS", "SETTINGS", "TERMS", "Found", "find_points"]
@@ -89,7 +89,7 @@ class Found:
     points: pa.Table  # schema POINTS
     terms: pa.Table  # schema TERMS
     faults: tuple[str, ...] = ()  # sentences: what could not be read
-    num_older: int = 0  # points of an older schema version
+    notes: tuple[str, ...] = ()  # sentences: what a reader of the points must know
     num_replaced: int = 0  # points left out: one of the same settings ended later
 
 
@@ -107,7 +107,8 @@ def find_points(root: Path) -> Found:
         points=_table(POINTS, [row for _, rows in latest for row in rows]),
         terms=_table(TERMS, [row for point, rows in latest for row in _terms_of(point, rows)]),
         faults=tuple(faults),
-        num_older=sum(point.version < SCHEMA_VERSION for point, _ in latest),
+        # Whoever reads the report knows which folder it is of.
+        notes=tuple(note.removeprefix(f"{root}: ") for note in reading.notes),
         num_replaced=len(rows_of) - len(latest),
     )
 

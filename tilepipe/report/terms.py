@@ -111,4 +111,4 @@ def _numbers(
 def _term(value: Value | None) -> str:
     if value is None:
         return NULL
-    return told_value(value) + ("~" if value.low <= 0 <= value.high else "")
+    return told_value(value, mark="~" if value.low <= 0 <= value.high else "")

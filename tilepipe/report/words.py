@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tilepipe.config.choices import Fabric
-from tilepipe.report.groups import OWN, label, spell, varying
+from tilepipe.report.groups import MODEL, OWN, label, spell, varying
 from tilepipe.report.shapes import Value
 
 __all__ = ["NULL", "amount", "caption", "scaled", "time_unit", "told_value", "warnings_of", "work"]
@@ -21,10 +21,12 @@ _INTERVALS = {
 }
 # Settings that a caption leaves to the files.
 _UNTOLD = ("repetition", "routing_seed", "dtype")
-_LIMITS = {
-    "link_gbps": "{} GB/s of wire_bytes are more than the link's",
-    "hbm_gbps": "{} GB/s of bytes read and written are more than the memory's",
+_BYTES = {
+    "wire_gbps": "wire_bytes",
+    "memory_gbps": "bytes read and written",
+    "logical_gbps": "logical_bytes",
 }
+_LIMITS = {"link_gbps": "link", "hbm_gbps": "memory", "pace_gbps": "pace"}
 _SHORT_COMMIT = 8
 NULL = "-"  # stands where nothing was measured
 
@@ -50,17 +52,20 @@ def amount(value: float | None) -> str:
     return NULL if value is None else _rounded(value, _decimals(value))
 
 
-def told_value(value: Value | None) -> str:
-    """The value and the ends of its interval, which need not lie evenly about it."""
+def told_value(value: Value | None, *, mark: str = "") -> str:
+    """The value and the ends of its interval, which need not lie evenly about it.
+
+    Three digits of the value, fewer where its interval is wider than it; `mark` stands behind it.
+    """
     if value is None:
         return NULL
     if value.low == value.value == value.high:
-        return amount(value.value)
-    decimals = _decimals(value.value)
+        return f"{amount(value.value)}{mark}"
+    decimals = _decimals(max(abs(value.value), (value.high - value.low) / 2))
     if max(value.value - value.low, value.high - value.value) < 10.0**-decimals:
         decimals += 1
     low, middle, high = (_rounded(v, decimals) for v in (value.low, value.value, value.high))
-    return f"{middle} ({low} to {high})"
+    return f"{middle}{mark} ({low} to {high})"
 
 
 def _decimals(value: float) -> int:
@@ -95,7 +100,9 @@ def caption(rows: Sequence[Row], *, kinds: Iterable[str | None] = (), note: str 
     ]
     found = sorted({kind for kind in (kinds or (row["interval_kind"] for row in rows)) if kind})
     intervals = [_INTERVALS[kind] for kind in found]
-    common = [name for name in OWN if name not in _UNTOLD and name not in varying(rows, OWN)]
+    told = [name for name in (*MODEL, *OWN) if name not in _UNTOLD]
+    differ = varying(rows, told)
+    common = [name for name in told if name not in differ]
     shared = label(rows[0], common)
     sentences = [
         "; ".join(part for part in parts if part),
@@ -132,25 +139,35 @@ def warnings_of(rows: Sequence[Row]) -> list[str]:
     """
     alike: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        for rate_column, limit_column in (("wire_gbps", "link_gbps"), ("memory_gbps", "hbm_gbps")):
+        for rate_column, limit_column in _limited(row):
             found, limit = row[rate_column], row[limit_column]
             if found and limit and found > limit:
-                cause = _above_link(row) if limit_column == "link_gbps" else _above_memory(row)
+                cause = _CAUSES[limit_column](row)
                 key = (row["name"], row["contender"], rate_column, limit_column, cause)
                 alike.setdefault(key, []).append(row)
     warnings = []
     for (name, contender, rate_column, limit_column, cause), found in alike.items():
-        worst = max(found, key=lambda row: row[rate_column])
+        worst = max(found, key=lambda row: row[rate_column] / row[limit_column])
         count = f"{len(found)} points, the highest" if len(found) > 1 else "point"
         warnings.append(
-            f"{name}, {contender}: {_LIMITS[limit_column].format(amount(worst[rate_column]))} "
-            f"{amount(worst[limit_column])} GB/s: {cause} ({count} {worst['folder']})"
+            f"{name}, {contender}: {amount(worst[rate_column])} GB/s of {_BYTES[rate_column]} are "
+            f"more than the {_LIMITS[limit_column]}'s {amount(worst[limit_column])} GB/s: {cause} "
+            f"({count} {worst['folder']})"
         )
     slowed = {row["folder"]: row["clock_reasons"] for row in rows if row["throttled"]}
     return warnings + [
         f"{folder}: the clock was lowered while it ran: {why}"
         for folder, why in sorted(slowed.items())
     ]
+
+
+def _limited(row: Row) -> list[tuple[str, str]]:
+    """Columns of the row's rates, each with that of the limit that counts the same bytes."""
+    limited = [("wire_gbps", "link_gbps"), ("memory_gbps", "hbm_gbps")]
+    if row["contender"] != "reduce":  # moves nothing between ranks
+        # With one rank all rows are paced, though none of them crosses a link.
+        limited.append(("wire_gbps" if row["num_ranks"] > 1 else "logical_gbps", "pace_gbps"))
+    return limited
 
 
 def _above_memory(row: Row) -> str:
@@ -165,6 +182,13 @@ def _above_link(row: Row) -> str:
     if _shares_gpus(row):
         return "several ranks share a GPU, so rows between them crossed no link"
     return "no byte basis explains that: check hardware.link_gbps and the timed window"
+
+
+def _above_pace(row: Row) -> str:
+    return "what a bucket saved while it was idle passes at once, which tells in short launches"
+
+
+_CAUSES = {"link_gbps": _above_link, "hbm_gbps": _above_memory, "pace_gbps": _above_pace}
 
 
 def _shares_gpus(row: Row) -> bool:
@@ -189,8 +213,6 @@ def _commits(rows: Sequence[Row]) -> str:
 
 
 def _pacing(rows: Sequence[Row]) -> str:
-    if rows[0]["executor"] != "cuda":
-        return ""
     told = set()
     for row in rows:
         words = [spell(k, row[k]) for k in ("pace_gbps", "pace_latency_ns") if row[k]]
