@@ -169,7 +169,7 @@ def test_wire_bytes_up_to_the_link_are_none(store, time_ns):
     ("num_ranks", "counts", "told"),
     [
         (1, {"logical_bytes": 5_000}, "50.0 GB/s of logical_bytes"),
-        (2, {"logical_bytes": 8_000, "wire_bytes": 5_000}, "50.0 GB/s of wire_bytes"),
+        (2, {"logical_bytes": 16_000, "wire_bytes": 10_000}, "50.0 GB/s of wire_bytes"),
     ],
 )
 def test_more_than_the_pace_is_a_warning_by_the_bytes_that_are_paced(
