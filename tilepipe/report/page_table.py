@@ -15,7 +15,8 @@ __all__ = ["TABLE_STYLE", "room_px", "table_of"]
 # A number, perhaps with its interval and a mark, or the dash of one that was not measured.
 _NUMBER = re.compile(r"-|-?[\d.\u202f]+~?( \([^()]* to [^()]*\))?")
 _INTERVAL = re.compile(r" (\([^()]* to [^()]*\))$")
-_CHAR_PX, _HEAD_CHAR_PX, _PADDING_PX = 9.0, 9.8, 16.0
+# Of DejaVu Sans at the table's 14 pixels.
+_DIGIT_PX, _LETTER_PX, _BOLD_LETTER_PX, _PADDING_PX = 9.0, 8.5, 9.6, 16.0
 _LABEL_PX, _LONG_PX = 160.0, 224.0
 _STEP_PX = 80
 _LARGEST_PX = 1280  # tables that need more are blocks everywhere
@@ -28,7 +29,7 @@ th, td { border-bottom: 1px solid #ccc; padding: 0.25rem 8px; text-align: left;
 th { border-bottom: 2px solid #555; vertical-align: bottom; }
 td.number, th.number { text-align: right; }
 .interval { white-space: nowrap; }
-td.label { min-width: 160px; overflow-wrap: anywhere; }
+td.label { min-width: 160px; }
 td.long { min-width: 224px; overflow-wrap: anywhere; }
 """
 _BLOCKS = """{table}, {table} tbody {{ display: block; }}
@@ -40,6 +41,7 @@ _BLOCKS = """{table}, {table} tbody {{ display: block; }}
 {table} td::before {{ content: attr(data-head); display: block; font-size: 0.75rem;
   color: #444; }}
 {table} td.label, {table} td.long {{ grid-column: 1 / -1; }}
+{table} td.name {{ grid-column: span 2; }}
 {table} td:first-child {{ font-weight: bold; }}
 {table} td:first-child::before {{ font-weight: normal; }}
 {table} .interval {{ display: block; font-size: 0.75rem; white-space: normal; }}
@@ -57,6 +59,7 @@ _PRINT = """
 }
 """
 _FEW_ROWS = 12
+_BLOCK_CHARS = 12  # of a word that a third of a narrow block has room for
 
 
 def _rules() -> str:
@@ -104,15 +107,19 @@ def room_px(grid: Grid) -> float:
 
 def _column_px(head: str, cells: list[str]) -> float:
     kind = _kind(cells)
-    if kind in ("label", "long"):
-        widest = _LABEL_PX if kind == "label" else _LONG_PX
-    else:
-        # str.split() would break at the narrow spaces between thousands, too.
-        words = [word for cell in cells for word in _INTERVAL.sub("\n\\1", cell).split("\n")]
-        if kind != "number":
-            words = [part for word in words for part in word.split(" ")]
-        widest = _CHAR_PX * max(map(len, words), default=0) + _PADDING_PX
-    in_head = _HEAD_CHAR_PX * max(map(len, head.split(" "))) + _PADDING_PX
+    # str.split() would break at the narrow spaces between thousands, too.
+    pieces = [
+        piece
+        for cell in cells
+        for piece in (_INTERVAL.split(cell) if kind == "number" else cell.split(" "))
+    ]
+    char_px = _DIGIT_PX if kind == "number" else _LETTER_PX
+    widest = char_px * max(map(len, pieces), default=0) + _PADDING_PX
+    if kind == "long":
+        widest = _LONG_PX
+    if kind == "label":
+        widest = max(widest, _LABEL_PX)
+    in_head = _BOLD_LETTER_PX * max(map(len, head.split(" "))) + _PADDING_PX
     return max(widest, in_head)
 
 
@@ -128,5 +135,10 @@ def _kind(cells: Iterable[str]) -> str:
     found = [cell for cell in cells if cell]
     if found and all(_NUMBER.fullmatch(cell) for cell in found):
         return "number"
-    longest = max((len(cell) for cell in found), default=0)
-    return "long" if longest > 40 else "label" if longest > 24 else "short"
+    longest = max(map(len, found), default=0)
+    longest_word = max((len(word) for cell in found for word in cell.split(" ")), default=0)
+    if longest > 40:
+        return "long"
+    if longest > 24:
+        return "label"
+    return "name" if longest_word > _BLOCK_CHARS else "short"
