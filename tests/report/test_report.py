@@ -230,6 +230,15 @@ def test_a_copy_or_a_link_that_no_figure_has_is_named_with_the_hardware_for_it(s
     )
 
 
+def test_a_machine_of_which_nothing_can_be_drawn_has_no_empty_section(store):
+    store.add({"dispatch": launch_of(10, 100)})
+
+    report = report_of(find_points(store.root), title="x")
+
+    assert report.sections == ()
+    assert report.overview.rows[0][1] == "NVIDIA H200"
+
+
 def test_no_rate_is_above_a_peak_without_its_byte_basis_or_a_warning(full_report):
     """Every figure whose table has a rate above the link or its own limit says why."""
     for figure in figures_of(full_report):

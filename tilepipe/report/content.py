@@ -63,7 +63,9 @@ def report_of(found: Found, *, title: str) -> Report:
         for machine in sorted({row["machine"] for row in ok}):
             parts = _parts(_only(found, executor, machine=machine), executor, counts)
             shown |= {part.title for part in parts}
-            sections.append(Section(title=f"Executor {executor}: {machine}", parts=tuple(parts)))
+            if parts:
+                title = f"Executor {executor}: {machine}"
+                sections.append(Section(title=title, parts=tuple(parts)))
         missing += missing_of(_only(found, executor), executor, shown)
     return Report(
         title=title,
