@@ -218,6 +218,11 @@ def test_a_name_that_is_no_folder_name_is_refused(point, tmp_path, capsys):
     assert "name=a/b: must be one word of letters, digits, _ and -" in capsys.readouterr().err
 
 
+def test_a_folder_that_has_another_use_is_no_name(point, tmp_path, capsys):
+    assert run_points([point(*TINY, name="report")], results_dir=tmp_path) == 2
+    assert "name=report: has another use; take another name" in capsys.readouterr().err
+
+
 def test_a_wrapped_point_runs_once_under_the_tool_and_leaves_no_time(point, tmp_path, capsys):
     tool = tmp_path / "tool.sh"
     tool.write_text('#!/bin/sh\necho "$1" > "$2/tool-$1"\nshift 2\nexec "$@"\n')

@@ -39,7 +39,8 @@ def check_sweep(container: dict[str, Any]) -> None:
     name, rounds = container["name"], container["repetitions"]
     plain = re.fullmatch(r"\w[\w-]*", name) is not None
     require(plain, "name", name, "must be one word of letters, digits, _ and -: it names a folder")
-    require(name not in ("logs", "wrapped"), "name", name, "has another use; take another name")
+    taken = ("logs", "report", "wrapped")
+    require(name not in taken, "name", name, "has another use; take another name")
     require(1 <= rounds <= 1000, "repetitions", rounds, "must be in 1..1000")
     require(container["results_dir"] != "", "results_dir", "", "must name a folder")
 
