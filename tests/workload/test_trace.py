@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilepipe.config import schemas
-from tilepipe.workload import Trace, deal, draw, read_trace
+from tilepipe.workload import Selection, Trace, deal, draw, read_trace
 
 META = {"type": "meta", "model_id": "toy", "top_k": 2}
 
@@ -31,7 +31,7 @@ def write_jsonl(folder, records, tail=""):
 
 def refusal(path, layer=None):
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the tests compare the whole text
-        read_trace(path, layer)
+        read_trace(path, Selection(layer=layer))
     return str(caught.value)
 
 
@@ -52,7 +52,7 @@ def test_jsonl_rows_stay_in_file_order_though_token_idx_restarts(tmp_path):
         row([1, 0], [0.25, 0.25], token_idx=0),
     ]
 
-    trace = read_trace(write_jsonl(tmp_path, [META, *rows]), None)
+    trace = read_trace(write_jsonl(tmp_path, [META, *rows]), Selection())
 
     assert trace.topk_idx.tolist() == [[3, 1], [0, 2], [1, 0]]
     assert trace.topk_idx.dtype == np.int32
@@ -64,7 +64,7 @@ def test_jsonl_rows_stay_in_file_order_though_token_idx_restarts(tmp_path):
 def test_jsonl_layer_picks_its_rows(tmp_path):
     rows = [row([token, 9], layer=layer) for token in range(3) for layer in (12, 0)]
 
-    trace = read_trace(write_jsonl(tmp_path, [META, *rows]), 12)
+    trace = read_trace(write_jsonl(tmp_path, [META, *rows]), Selection(layer=12))
 
     assert trace.topk_idx.tolist() == [[0, 9], [1, 9], [2, 9]]
     assert trace.topk_weights is None
@@ -74,7 +74,7 @@ def test_jsonl_layer_picks_its_rows(tmp_path):
 def test_jsonl_needs_no_metadata_and_skips_empty_lines(tmp_path):
     path = write_jsonl(tmp_path, [row([1, 0])], tail="\n\n" + json.dumps(row([2, 3])))
 
-    assert read_trace(path, None).topk_idx.tolist() == [[1, 0], [2, 3]]
+    assert read_trace(path, Selection()).topk_idx.tolist() == [[1, 0], [2, 3]]
 
 
 def test_npy_holds_one_layer_or_several(tmp_path):
@@ -83,7 +83,7 @@ def test_npy_holds_one_layer_or_several(tmp_path):
     np.save(flat, ids[0].astype(np.uint8))
     np.save(layered, ids)
 
-    one, second = read_trace(str(flat), None), read_trace(str(layered), 1)
+    one, second = read_trace(str(flat), Selection()), read_trace(str(layered), Selection(layer=1))
 
     assert one.topk_idx.tolist() == [[0, 1], [2, 3], [4, 5]]
     assert (one.layer, one.layers, one.topk_weights) == (None, (), None)
@@ -95,7 +95,7 @@ def test_npy_with_a_single_layer_needs_no_layer(tmp_path):
     path = tmp_path / "trace.npy"
     np.save(path, np.array([[[4, 1]]]))
 
-    trace = read_trace(str(path), None)
+    trace = read_trace(str(path), Selection())
 
     assert (trace.topk_idx.tolist(), trace.layer) == ([[4, 1]], 0)
 
@@ -107,8 +107,8 @@ def test_npz_holds_ids_and_perhaps_weights(tmp_path, name):
     np.savez(bare, **{name: ids})
     np.savez_compressed(full, **{name: ids, "topk_weights": weights})
 
-    assert read_trace(str(bare), 1).topk_weights is None
-    trace = read_trace(str(full), 1)
+    assert read_trace(str(bare), Selection(layer=1)).topk_weights is None
+    trace = read_trace(str(full), Selection(layer=1))
     assert trace.topk_idx.tolist() == [[2, 5]]
     assert trace.topk_weights.tolist() == [[0.75, 0.25]]
 
@@ -116,7 +116,7 @@ def test_npz_holds_ids_and_perhaps_weights(tmp_path, name):
 def test_a_trace_does_not_hang_on_its_file(tmp_path):
     path = tmp_path / "trace.npy"
     np.save(path, np.array([[4, 1]], np.int32))
-    trace = read_trace(str(path), None)
+    trace = read_trace(str(path), Selection())
 
     np.save(path, np.array([[2, 3]], np.int32))
 
@@ -352,7 +352,7 @@ def test_jsonl_reads_at_least_fifty_thousand_lines_a_second(tmp_path):
     path = write_jsonl(tmp_path, [META] + [row([43, 5, 7, 58], weights)] * 20_000)
     start_s = time.perf_counter()
 
-    trace = read_trace(path, None)
+    trace = read_trace(path, Selection())
 
     # 220 k lines/s on an idle core; the bound leaves room for a loaded one.
     assert len(trace.topk_idx) == 20_000
@@ -364,7 +364,7 @@ def test_jsonl_of_many_layers_keeps_only_the_rows_of_one_in_memory(tmp_path):
     path = write_jsonl(tmp_path, rows * 200)  # 1.3 MB
 
     tracemalloc.start()
-    trace = read_trace(path, 7)
+    trace = read_trace(path, Selection(layer=7))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
