@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from tilepipe.workload.trace.names import ROUTED
 from tilepipe.workload.trace.refusals import refusal
 from tilepipe.workload.trace.rows import Block, Met, Selection
+from tilepipe.workload.trace.stored import BROKEN
 from tilepipe.workload.trace.values import values
 
 __all__ = ["is_answer", "read_answers"]
@@ -51,8 +52,10 @@ def read_answers(path: str, selection: Selection, met: Met) -> Iterator[Block]:
             any_found = True
             form = form or experts.shape[1:]
             if experts.shape[1:] != form:
-                told = f"{experts.shape[1]} layers and topk {experts.shape[2]}"
-                raise refusal(path, f"{place} has {told} where the answers before have {form}")
+                told = [
+                    f"{layers} layers of topk {topk}" for layers, topk in (experts.shape[1:], form)
+                ]
+                raise refusal(path, f"{place} has {told[0]} where those before have {told[1]}")
             yield from _blocks(place, request, experts, selection, met)
         if not any_found:
             raise refusal(
@@ -129,7 +132,7 @@ def _decode(
             return _flat(path, place, content, selection, num_tokens)
         try:
             experts = np.load(io.BytesIO(content), allow_pickle=False)
-        except (ValueError, EOFError, OSError):
+        except BROKEN:
             raise refusal(path, f"{place} has a .npy that was cut short") from None
     else:
         try:

@@ -6,7 +6,10 @@ Never a memory map: mapped pages count as memory of the process. An array in col
 whole.
 """
 
+import lzma
 import math
+import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -22,8 +25,13 @@ from tilepipe.workload.trace.refusals import Refusal, refusal
 
 __all__ = ["BROKEN", "Stored", "open_arrays", "stored"]
 
-# What is raised for files that are no arrays, or end too early.
-BROKEN = (AttributeError, ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error)
+# What libraries raise for files that are no arrays, end too early or were damaged: NumPy parses a
+# header as Python, and an archive may name a method that does not exist.
+BROKEN = (
+    *(AttributeError, EOFError, KeyError, OSError, OverflowError, RuntimeError, SyntaxError),
+    *(TypeError, ValueError, lzma.LZMAError, struct.error, tokenize.TokenError),
+    *(zipfile.BadZipFile, zlib.error),
+)
 
 
 @dataclass(frozen=True, eq=False)

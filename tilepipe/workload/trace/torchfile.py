@@ -81,7 +81,7 @@ def open_torch(path: str) -> Iterator[Any]:
                 yield _Unpickler(path, file, archive, prefix).load()
     except Refusal:
         raise
-    except (*BROKEN, pickle.UnpicklingError, KeyError, TypeError, IndexError):
+    except (*BROKEN, pickle.UnpicklingError, IndexError):
         found = "no file of torch.save in its zip form, or cut short"
         raise refusal(path, found, f"record it again, or {_RESAVE}") from None
 
