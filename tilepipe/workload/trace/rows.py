@@ -186,8 +186,8 @@ def _make_room(array: NDArray[np.generic], num_rows: int) -> None:
         array.resize((max(num_rows, len(array) * 3 // 2), array.shape[1]), refcheck=False)
 
 
-def check(path: str, block: Block) -> tuple[NDArray[np.integer], NDArray[np.float32] | None]:
-    """Ids and float32 weights of a block in which every row is sound; refuses the first other."""
+def check(path: str, block: Block) -> tuple[NDArray[np.int32], NDArray[np.float32] | None]:
+    """Ids and weights of a block in which every row is sound; refuses the first that is not."""
     ids = block.ids
     if ids.size and (ids.min() < -1 or ids.max() >= MAX_EXPERTS):
         wrong = (ids < -1) | (ids >= MAX_EXPERTS)
@@ -195,15 +195,17 @@ def check(path: str, block: Block) -> tuple[NDArray[np.integer], NDArray[np.floa
     again = _repeats(ids)
     if again.any():
         raise _first_refusal(path, block, again, "the same expert twice")
+    # Only now: a cast before the check would wrap ids around.
+    narrow = ids.astype(np.int32, copy=False)
     if block.weights is None:
-        return ids, None
+        return narrow, None
     with np.errstate(over="ignore"):  # too large for float32 becomes inf, refused below
         weights = block.weights.astype(np.float32)
     usable = np.isfinite(weights) & (weights >= 0)
     if not usable.all():
         told = "a weight that is negative, infinite or no number"
         raise _first_refusal(path, block, ~usable, told)
-    return ids, weights
+    return narrow, weights
 
 
 def _repeats(ids: NDArray[np.integer]) -> NDArray[np.bool_]:  # (num_rows, num_topk - 1)

@@ -194,7 +194,8 @@ class _Layer:
         num_valid = valid.sum(axis=1, dtype=np.int64)
         self.num_pairs += int((num_valid * (num_valid - 1) // 2).sum())
         # Ascending, dropped slots first: equal ranks then stand side by side.
-        owners = np.where(valid, ids // (self.num_experts // self.num_ranks), -1)
+        size = self.num_experts // self.num_ranks
+        owners = np.where(valid, ids // size, -1)
         owners.sort(axis=1)
         starts = owners >= 0
         starts[:, 1:] &= owners[:, 1:] != owners[:, :-1]
