@@ -240,7 +240,7 @@ def test_typed_words_win_over_what_an_experiment_chose(container):
 
 @pytest.mark.parametrize("law", LAWS)
 def test_every_law_composes_with_a_workload_as_it_stands(law, container):
-    path = ["routing.path=F"] if law == "trace" else []
+    path = ["routing.path=F"] if law in ("trace", "counts") else []
 
     config = config_from_dict(container("workload=deepseek_v3", f"routing={law}", *path))
 

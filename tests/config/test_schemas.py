@@ -45,6 +45,23 @@ REFUSED = [
         "routing.hot_share=0.0: must be above 0 and at most 1",
     ),
     ("routing=trace", "routing=trace needs routing.path=FILE"),
+    ("routing=counts", "routing=counts needs routing.path=FILE"),
+    (
+        "routing=trace routing.path=F routing.first_token=-1",
+        "routing.first_token=-1: must be 0 or more",
+    ),
+    (
+        "routing=trace routing.path=F routing.max_tokens=0",
+        "routing.max_tokens=0: must be 1 or more, or null",
+    ),
+    (
+        "routing=trace routing.path=F routing.num_layers=0",
+        "routing.num_layers=0: must be 1 or more, or null",
+    ),
+    (
+        "routing=counts routing.path=F routing.layer=-1",
+        "routing.layer=-1: must be 0 or more, or null",
+    ),
     ("operation=combine", "operation=combine: differs from kernel.operation=dispatch_gemm"),
     ("kernel.operation=combine", "differs from kernel.operation=combine; type kernel=OPERATION"),
     ("routing.law=zipf", "routing.exponent: missing; ZipfRouting has law, seed, exponent"),

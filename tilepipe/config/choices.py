@@ -105,6 +105,7 @@ class Law(Enum):
     masked = "masked"  # uniform, with a share of the slots dropped
     ragged = "ragged"  # uniform, with another number of tokens on every rank
     trace = "trace"  # recorded from a real model, read from a file
+    counts = "counts"  # random, every expert with the share of tokens that was recorded for it
 
 
 class L2(Enum):

@@ -198,8 +198,12 @@ ROUTING_KEYS = {
     "hot_share": (pa.float64(), "hot_expert, hot_rank: share of the tokens that prefer it"),
     "masked_share": (pa.float64(), "masked: share of the slots that is dropped"),
     "min_share": (pa.float64(), "ragged: share of workload.num_tokens on the first rank"),
-    "path": (pa.string(), "trace: the file"),
-    "layer": (pa.int64(), "trace: layer of the recorded model"),
+    "path": (pa.string(), "trace, counts: the file"),
+    "layer": (pa.int64(), "trace, counts: layer of the recorded model"),
+    "request": (pa.string(), "trace: the only request whose tokens are taken; null: all"),
+    "first_token": (pa.int64(), "trace: first token taken, of those of layer and request"),
+    "max_tokens": (pa.int64(), "trace: most tokens taken; null: all that follow"),
+    "num_layers": (pa.int64(), "trace: layers of the model, where they had to be typed"),
 }
 _BYTES = {
     "logical_bytes": "token rows counted per (token, expert)",

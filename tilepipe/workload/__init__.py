@@ -14,12 +14,13 @@ from tilepipe.workload.shapes import (
     row_bytes,
     wire_bytes,
 )
-from tilepipe.workload.trace import Trace, deal, read_trace
+from tilepipe.workload.trace import Selection, Trace, deal, read_counts, read_trace, survey
 
 __all__ = [
     "GemmShape",
     "Imbalance",
     "Routing",
+    "Selection",
     "Trace",
     "Traffic",
     "deal",
@@ -29,7 +30,9 @@ __all__ = [
     "grouped_gemm_flops",
     "imbalance",
     "logical_bytes",
+    "read_counts",
     "read_trace",
     "row_bytes",
+    "survey",
     "wire_bytes",
 ]
