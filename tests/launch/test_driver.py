@@ -189,8 +189,9 @@ def fake_record(rank, *, passed):
         max_error=0.0 if passed else 1.5,
         detail="" if passed else "3 of 8 values differ",
     )
-    names = ("all_rows", "max_expert_rows", "max_rank_rows", "logical_bytes", "num_tokens")
-    return RankRecord(rank=rank, samples=(), verdicts=(verdict,), counts=dict.fromkeys(names, 4))
+    names = ("all_rows", "max_expert_rows", "max_rank_rows", "max_physical_rows")
+    counts = dict.fromkeys((*names, "num_physical", "logical_bytes", "num_tokens"), 4)
+    return RankRecord(rank=rank, samples=(), verdicts=(verdict,), counts=counts)
 
 
 def test_a_failed_gate_leaves_a_row_incorrect_and_no_time(point, tmp_path, monkeypatch):

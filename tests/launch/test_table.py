@@ -14,6 +14,8 @@ COUNTS = {
     "all_rows": 131_072,
     "max_expert_rows": 4_300,
     "max_rank_rows": 33_000,
+    "num_physical": 32,
+    "max_physical_rows": 4_300,
     "logical_bytes": 1_879_048_192,
     "dedup_bytes": 1_500_000_000,
     "wire_bytes": 1_409_286_144,

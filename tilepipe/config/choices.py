@@ -16,7 +16,9 @@ __all__ = [
     "Layout",
     "Operation",
     "Order",
+    "PlacementRule",
     "Regime",
+    "Replica",
     "Resume",
 ]
 
@@ -97,6 +99,22 @@ class Law(Enum):
     masked = "masked"  # uniform, with a share of the slots dropped
     ragged = "ragged"  # uniform, with another number of tokens on every rank
     trace = "trace"  # recorded from a real model, read from a file
+
+
+class PlacementRule(Enum):
+    """Which rank holds which expert; every rank holds as many physical experts as the others."""
+
+    contiguous = "contiguous"  # expert e on rank e // experts per rank
+    round_robin = "round_robin"  # expert e on rank e % ranks
+    file = "file"  # a map of physical experts read from a file, replicas included
+    balanced = "balanced"  # made for the point's own routing, its fullest experts replicated
+
+
+class Replica(Enum):
+    """Which of an expert's replicas a row takes: known from routing alone, on every machine."""
+
+    spread = "spread"  # all in turn: a source rank's rows of an expert differ by at most one
+    local = "local"  # one on the token's own rank where there is one; else all in turn
 
 
 class L2(Enum):

@@ -19,8 +19,18 @@ from tilepipe.config.choices import (
     Layout,
     Operation,
     Order,
+    PlacementRule,
     Regime,
+    Replica,
     Resume,
+)
+from tilepipe.config.placements import (
+    PLACEMENTS,
+    BalancedPlacement,
+    ContiguousPlacement,
+    FilePlacement,
+    Placement,
+    RoundRobinPlacement,
 )
 from tilepipe.config.refuse import require, require_own
 from tilepipe.config.routings import (
@@ -43,10 +53,13 @@ __all__ = [
     "SWEEP_KEYS",
     "AllLocalRouting",
     "AllRemoteRouting",
+    "BalancedPlacement",
     "CombineKernel",
     "Config",
+    "ContiguousPlacement",
     "DispatchGemmKernel",
     "DispatchKernel",
+    "FilePlacement",
     "GemmCombineKernel",
     "GroupedGemmKernel",
     "Hardware",
@@ -57,7 +70,9 @@ __all__ = [
     "LognormalRouting",
     "MaskedRouting",
     "Measure",
+    "Placement",
     "RaggedRouting",
+    "RoundRobinPlacement",
     "Routing",
     "TraceRouting",
     "UniformRouting",
@@ -261,6 +276,7 @@ class Config:
     kernel: Kernel
     workload: Workload
     routing: Routing
+    placement: Placement
     measure: Measure
     launch: Launch
     results_dir: str
@@ -290,6 +306,7 @@ def config_from_dict(container: dict[str, Any]) -> Config:
     allowed = f"differs from kernel.operation={fixed.name}; type kernel=OPERATION, which sets both"
     require(operation is fixed, "operation", operation, allowed)
     law = _member(Law, "routing.law", container["routing"]["law"])
+    rule = _member(PlacementRule, "placement.rule", container["placement"]["rule"])
     return Config(
         name=container["name"],
         operation=operation,
@@ -297,6 +314,7 @@ def config_from_dict(container: dict[str, Any]) -> Config:
         kernel=_build(KERNELS[operation], "kernel", container),
         workload=_build(Workload, "workload", container),
         routing=_build(ROUTINGS[law], "routing", container),
+        placement=_build(PLACEMENTS[rule], "placement", container),
         measure=_build(Measure, "measure", container),
         launch=_build(Launch, "launch", container),
         results_dir=container["results_dir"],
@@ -358,5 +376,7 @@ _CHOICES = (
     Layout,
     Operation,
     Order,
+    PlacementRule,
     Regime,
+    Replica,
 )

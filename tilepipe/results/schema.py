@@ -21,6 +21,7 @@ __all__ = [
     "CONTENDERS",
     "CONTENDER_FIGURES",
     "PERFORMANCE_COLUMNS",
+    "PLACEMENT_KEYS",
     "POINT_FIGURES",
     "ROUTING_KEYS",
     "SAMPLES",
@@ -139,6 +140,7 @@ _POINT_KEYS = [
     _count("num_topk", "experts per token"),
     _word("dtype", "element type of token rows", *_names(choices.Dtype)),
     _word("law", "how tokens choose experts", *_names(choices.Law)),
+    _word("placement", "which rank holds which expert", *_names(choices.PlacementRule)),
     _word("order", "in which order rows are sent", *_names(choices.Order)),
     _word("granularity", "what one semaphore stands for", *_names(choices.Granularity)),
     _word("home_granularity", "when home may reduce", *_names(choices.HomeGranularity)),
@@ -186,6 +188,11 @@ ROUTING_KEYS = {
     "path": (pa.string(), "trace: the file"),
     "layer": (pa.int64(), "trace: layer of the recorded model"),
 }
+PLACEMENT_KEYS = {
+    "path": (pa.string(), "file: the map that was read"),
+    "layer": (pa.int64(), "file: row of the map"),
+    "replica": (pa.string(), "file, balanced: which of an expert's replicas a row took"),
+}
 _BYTES = {
     "logical_bytes": "token rows counted per (token, expert)",
     "dedup_bytes": "token rows counted per (token, receiving rank)",
@@ -194,6 +201,10 @@ _BYTES = {
 POINT_FIGURES = {
     "expert_max_over_mean": ("rows of the fullest expert over the mean", "1"),
     "rank_max_over_mean": ("rows of the fullest receiving rank over the mean", "1"),
+    "physical_max_over_mean": (
+        "rows of the fullest physical expert over the mean of all, unused ones included",
+        "1",
+    ),
     **{name: (f"{basis}, all ranks together", "byte") for name, basis in _BYTES.items()},
     "flops": ("multiplications and additions of the valid rows, all ranks together", "flop"),
 }
@@ -287,6 +298,8 @@ SUMMARY = _table(
         _count("num_tokens_total", "tokens of all ranks together"),
         _field("capacity_factor", pa.float64(), "receive rows over the mean; null: worst case"),
         *(_field(f"routing_{key}", kind, text) for key, (kind, text) in ROUTING_KEYS.items()),
+        *(_field(f"placement_{key}", kind, text) for key, (kind, text) in PLACEMENT_KEYS.items()),
+        _count("num_redundant", "physical experts beyond one an expert; null where nothing ran"),
         _count("num_warmups", "untimed iterations before the timed ones"),
         *_CLOCKS,
         _word("contender", f"null when not ok; {_meanings(CONTENDERS)}", *CONTENDERS),

@@ -16,6 +16,7 @@ from tilepipe.reference import moe  # noqa: E402
 from tilepipe.schedule.layout import count_rows, make_layout  # noqa: E402
 from tilepipe.schedule.settings import PlanSettings  # noqa: E402
 from tilepipe.workload import bf16, payload  # noqa: E402
+from tilepipe.workload.placement import assign, contiguous  # noqa: E402
 from tilepipe.workload.routing import Routing  # noqa: E402
 
 NAMED = {"contender": "dispatch", "stage": "before"}
@@ -28,6 +29,10 @@ ROUTINGS = {
     "one_expert": random_routing([30], num_experts=6, num_topk=4, kind="one_expert"),
     "nothing": random_routing([0, 0], num_experts=2, num_topk=1),
 }
+
+
+def in_blocks(routing):
+    return assign(contiguous(routing.num_experts, len(routing.topk_idx)), routing)
 
 
 class Received:
@@ -59,7 +64,7 @@ class Received:
 
     def verdict(self):
         """The device's, once it is known to be the host's."""
-        host = Oracle(self.routing, rank=self.rank)
+        host = Oracle(in_blocks(self.routing), rank=self.rank)
         on_host = host.check_dispatched(LAUNCH, self.recv_x, self.layout, **NAMED)
 
         device = DeviceOracle(self.routing, rank=self.rank, device="cpu")
@@ -92,7 +97,7 @@ class Combined:
 
     def verdict(self):
         """The device's, once it is known to be the host's."""
-        host = Oracle(self.routing, rank=self.rank)
+        host = Oracle(in_blocks(self.routing), rank=self.rank)
         on_host = host.check_combined(LAUNCH, self.out, **NAMED)
 
         device = DeviceOracle(self.routing, rank=self.rank, device="cpu")

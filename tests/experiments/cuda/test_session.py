@@ -18,8 +18,8 @@ from tilepipe.experiments.cuda.session import CudaSession, knobs_of  # noqa: E40
 from tilepipe.experiments.cuda.trial import measure  # noqa: E402
 from tilepipe.experiments.setting import (  # noqa: E402
     GATE_LAUNCH,
+    placed_routing,
     plan_settings,
-    routing_of,
     shape_of,
 )
 from tilepipe.kernels.group import DeviceGroup  # noqa: E402
@@ -112,10 +112,11 @@ def test_symmetric_bytes_are_those_computed_by_hand(kernel):
 @pytest.mark.parametrize("kernel", TRIALS)
 def test_symmetric_bytes_are_what_a_group_reserves(kernel, words):
     config = config_of(kernel, "workload.num_tokens=77", *words)
-    shape = shape_of(config, routing_of(config), TRIALS[kernel].memory(config))
+    placed = placed_routing(config)
+    shape = shape_of(config, placed.physical, TRIALS[kernel].memory(config))
 
     group = DeviceGroup(
-        plan_settings(config),
+        plan_settings(config, placed),
         shape,
         knobs_of(config),
         watchdog_s=1.0,
