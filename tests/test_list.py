@@ -17,6 +17,7 @@ GROUPS = {
     "kernels": "kernel",
     "workloads": "workload",
     "routings": "routing",
+    "placements": "placement",
     "hardware": "hardware",
 }
 
@@ -150,8 +151,8 @@ def test_hydra_takes_our_option_where_a_users_file_has_its_name(own_dir):
     [
         (
             ["recipes"],
-            "kind=recipes: must be one of experiments, kernels, workloads, routings, hardware, "
-            "columns; type none to list all",
+            "kind=recipes: must be one of experiments, kernels, workloads, routings, placements, "
+            "hardware, columns; type none to list all",
         ),
         (
             ["--config-dir", "nowhere"],
@@ -160,7 +161,7 @@ def test_hydra_takes_our_option_where_a_users_file_has_its_name(own_dir):
         (
             ["kernels", "--config-dir", "."],
             "--config-dir=.: holds none of the folders experiment, kernel, workload, routing, "
-            "hardware: put option files into one of them",
+            "placement, hardware: put option files into one of them",
         ),
     ],
 )

@@ -4,8 +4,10 @@ Knows nothing of files and of what a token is.
 
 The idea is DeepSeek's EPLB (github.com/deepseek-ai/EPLB, MIT), its `global` policy: each redundant
 physical expert goes to the expert with the most rows a replica, then the fullest replica first to
-the emptiest rank that has room. Here it is made from the rows that will be sent, so it shows the
-best that such a balancer can do, not what one does that must guess from rows of the past.
+the emptiest rank that has room. Two things differ. An expert gets at most as many replicas as there
+are ranks, since five of one expert on four ranks are less even than four; what is then left over
+stays unused. And it is made from the rows that will be sent, so it shows the best that such a
+balancer can do, not what one does that must guess from rows of the past.
 """
 
 import numpy as np
@@ -54,8 +56,9 @@ def _packed(
     num_physical: int,
 ) -> NDArray[np.int32]:  # (num_physical,), by expert number on each rank
     num_replicas = np.ones(len(rows), np.int64)
-    for _ in range(num_physical - len(rows)):
-        num_replicas[np.argmax(rows / num_replicas)] += 1  # the first of equals
+    for _ in range(min(num_physical, len(rows) * num_ranks) - len(rows)):
+        fullness = np.where(num_replicas < num_ranks, rows / num_replicas, -1.0)
+        num_replicas[np.argmax(fullness)] += 1  # the first of equals
     expert = np.repeat(np.arange(len(rows)), num_replicas)
     share = (rows / num_replicas)[expert]
     num_local = num_physical // num_ranks
@@ -63,7 +66,7 @@ def _packed(
     load = [0.0] * num_ranks
     for place in np.argsort(-share, kind="stable").tolist():
         name = int(expert[place])
-        # A second replica on a rank spreads nothing: of equally full ranks take one without.
+        # Of equally full ranks take one without: two replicas on a rank spread nothing.
         _, _, rank = min(
             (load[rank], name in held[rank], rank)
             for rank in range(num_ranks)
@@ -71,4 +74,7 @@ def _packed(
         )
         held[rank].append(name)
         load[rank] += float(share[place])
-    return np.array([sorted(names) for names in held], dtype=np.int32).reshape(-1)
+    expert_of = np.full((num_ranks, num_local), -1, np.int32)
+    for rank, names in enumerate(held):
+        expert_of[rank, : len(names)] = sorted(names)
+    return expert_of.reshape(-1)
