@@ -93,7 +93,8 @@ class Law(Enum):
     zipf = "zipf"  # expert popularity falls as 1 / place ** exponent
     lognormal = "lognormal"  # expert popularity is exp(sigma x normal)
     hot_expert = "hot_expert"  # one expert is among the choices of hot_share of the tokens
-    hot_rank = "hot_rank"  # every slot prefers the experts of one rank with chance hot_share
+    # Every slot prefers the experts that one rank has by placement=contiguous, chance hot_share.
+    hot_rank = "hot_rank"
     all_local = "all_local"  # every token stays on its rank: nothing crosses a link
     all_remote = "all_remote"  # no token stays on its rank: every row crosses a link
     masked = "masked"  # uniform, with a share of the slots dropped
