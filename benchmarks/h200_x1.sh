@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All that lies in results/h200_x1, on one H200, in less than 8 minutes: check, time, write.
+# Check, time, write: what results/h200_x1 holds, on one H200. Wants at most 8 minutes of the GPU.
 #
 #   benchmarks/h200_x1.sh [RESULTS_DIR]     (outputs/h200_x1 if not given; must not exist yet)
 #

@@ -18,7 +18,9 @@ LAWS = sorted(path.stem for path in (CONF_DIR / "routing").glob("*.yaml"))
 CTAS = ["8", "12", "16", "24", "36", "48"]
 TOKENS = ["2048", "4096", "8192", "16384"]
 # What a sweep of one copy alone runs where there are no copies.
-ONE_POINT = ("dispatch_simt_depth", "dispatch_tma_depth")
+ONE_POINT = ("dispatch_paced", "dispatch_simt_depth", "dispatch_tma_depth")
+# Whose ranks share one GPU whatever the hardware.
+OWN_RANKS = ("dispatch_paced",)
 # Where one rank alone would show nothing, eight share the one GPU.
 SHARED_GPU = ("imbalance",)
 TRACED = ("routing=trace", "routing.path=F", "workload=qwen15_moe", "launch.num_ranks=4")
@@ -31,8 +33,10 @@ def test_every_experiment_composes_on_every_hardware(experiment, hardware, conta
 
     check_config(config)
     assert (config.name, config.hardware.name) == (experiment, hardware)
-    shared = experiment in SHARED_GPU and hardware.endswith("_x1")
-    assert config.launch.num_ranks == (8 if shared else config.hardware.num_ranks)
+    if experiment in SHARED_GPU and hardware.endswith("_x1"):
+        assert config.launch.num_ranks == 8
+    elif experiment not in OWN_RANKS or hardware == "cpu":
+        assert config.launch.num_ranks == config.hardware.num_ranks
 
 
 @pytest.mark.parametrize("hardware", ["cpu", "h200_x8"])
@@ -148,6 +152,22 @@ def test_decoding_is_swept_by_copy_and_cache_where_there_are_any(experiment, axe
         "kernel.num_comm_ctas": ["null"],
         "measure.l2": ["null"],
     }
+
+
+def test_paced_links_are_swept_by_rate_and_by_latency_on_one_gpu(container, axes):
+    words = ("+experiment=dispatch_paced", "hardware=h200_x8")
+
+    sweep = axes(*words)
+    launches = [container(*words, f"launch={pair}")["launch"] for pair in sweep["launch"]]
+    on_host = container("+experiment=dispatch_paced", "hardware=cpu")["launch"]
+
+    assert [(found["pace_gbps"], found["pace_latency_ns"]) for found in launches] == [
+        *((rate, 1000) for rate in (22, 44, 88)),
+        *((44, latency) for latency in (0, 4000, 16_000)),
+    ]
+    assert {(found["num_ranks"], found["fabric"]) for found in launches} == {(8, "loopback")}
+    assert sweep["kernel.num_comm_ctas"] == ["1", "2", "4", "8", "16"]
+    assert (on_host["pace_gbps"], on_host["fabric"]) == (None, "host")
 
 
 # Shared memory for rings, beside which an SM holds tables and barriers.

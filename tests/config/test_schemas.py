@@ -155,6 +155,30 @@ REFUSED = [
         "hardware=h200_x8 launch.num_ranks=64 workload.num_experts=64",
         "launch.num_ranks=64: launch.fabric=nvshmem takes 1..32: a lane of a warp watches each",
     ),
+    (
+        "hardware=h200_x1 kernel=dispatch launch.num_ranks=2 kernel.num_comm_ctas=265",
+        "kernel.num_comm_ctas=265: 132 SMs shared by 2 ranks hold 264 CTAs of 16 warps a rank; use "
+        "at most 264, or fewer kernel.num_comm_warps",
+    ),
+    (
+        "hardware=h200_x1 kernel=dispatch kernel.copy=tma kernel.flag_batch=17",
+        "kernel.flag_batch=17: warps with kernel.num_stages=3 remember 16 rows; use at most 16",
+    ),
+    (
+        "hardware=h200_x1 kernel=combine kernel.copy=tma kernel.num_stages=5 workload=deepseek_v3",
+        "kernel.num_stages=5: 4 warps x that many stages of 14336 bytes need 286720 bytes of "
+        "shared memory, and an SM has 232448; lower it, or kernel.num_comm_warps",
+    ),
+    (
+        "kernel.planner=device",
+        "kernel.planner=device: the host executor plans with NumPy; leave the key out, or choose "
+        "hardware with a GPU",
+    ),
+    (
+        "hardware=h200_x1 kernel=dispatch kernel.planner=device workload.num_experts=2048",
+        "workload.num_experts=2048: the plan kernel counts at most 1024 experts; lower it, or type "
+        "kernel.planner=numpy",
+    ),
     ("launch.fabric=nvshmem", "launch.fabric=nvshmem: hardware=cpu has no GPU; use host"),
     ("placement=file placement.path=", "placement.path=: placement=file needs placement.path=FILE"),
     (
@@ -255,6 +279,7 @@ ACCEPTED = [
     "kernel=dispatch kernel.num_comm_warps=32 kernel.num_loads=16 kernel.flag_batch=32",
     "kernel.copy=tma kernel.num_loads=null",
     "kernel.copy=tma kernel.num_comm_warps=1 kernel.num_stages=14",
+    "kernel.planner=device workload.num_experts=1024",
     "launch.wrap=inline launch.num_ranks=8",  # ranks that share a GPU share a process
     "kernel=grouped_gemm",
 ]

@@ -7,7 +7,7 @@ import pytest
 
 from tests.experiments.groups import make_config, measure_group, random_routing, wrong_verdicts
 from tests.host.ranks import Failed, run_ranks
-from tilepipe.config import schemas
+from tilepipe.config import placements
 from tilepipe.config.choices import Operation, Replica
 from tilepipe.experiments import setting
 from tilepipe.experiments.combine import Combine
@@ -30,16 +30,16 @@ def routing_of(kind):
 
 
 @pytest.fixture
-def placements(tmp_path):
+def settings_of(tmp_path):
     path = tmp_path / "map.npy"
     np.save(path, np.array(MAP))
     return {
-        "contiguous": schemas.ContiguousPlacement(),
-        "round_robin": schemas.RoundRobinPlacement(),
-        "file": schemas.FilePlacement(path=str(path)),
-        "file local": schemas.FilePlacement(path=str(path), replica=Replica.local),
-        "balanced": schemas.BalancedPlacement(num_redundant=4),
-        "balanced, none redundant": schemas.BalancedPlacement(num_redundant=0),
+        "contiguous": placements.ContiguousPlacement(),
+        "round_robin": placements.RoundRobinPlacement(),
+        "file": placements.FilePlacement(path=str(path)),
+        "file local": placements.FilePlacement(path=str(path), replica=Replica.local),
+        "balanced": placements.BalancedPlacement(num_redundant=4),
+        "balanced, none redundant": placements.BalancedPlacement(num_redundant=0),
     }
 
 
@@ -76,11 +76,11 @@ def point_of(config):
 
 
 @pytest.mark.parametrize("kind", ["one_expert", "masked"])
-def test_every_operation_equals_the_oracle_and_tells_its_imbalance(kind, placements):
+def test_every_operation_equals_the_oracle_and_tells_its_imbalance(kind, settings_of):
     routing = routing_of(kind)
     configs = [
         make_config(operation, routing, tile_m=16, tile_n=32, placement=placement)
-        for placement in placements.values()
+        for placement in settings_of.values()
         for operation in Operation
     ]
 
@@ -120,11 +120,11 @@ def combined(rank, place, configs, routing):
 
 
 @pytest.mark.parametrize("operation", [Operation.combine, Operation.gemm_combine])
-def test_tokens_come_home_alike_from_every_placement(operation, placements):
+def test_tokens_come_home_alike_from_every_placement(operation, settings_of):
     routing = routing_of("one_expert")
     configs = [
         make_config(operation, routing, tile_m=16, tile_n=32, placement=placement)
-        for placement in placements.values()
+        for placement in settings_of.values()
     ]
 
     per_rank = run_ranks(NUM_RANKS, combined, configs, routing, limit_s=60)
@@ -153,10 +153,10 @@ NUM_TOKENS = 33 + 0 + 64 + 7
         ("balanced", 1.5, 117 + 3 * 15),  # 1.5 x 104 x 3 / 4
     ],
 )
-def test_a_rank_has_room_for_the_rows_of_its_physical_experts(name, factor, num_rows, placements):
+def test_a_rank_has_room_for_the_rows_of_its_physical_experts(name, factor, num_rows, settings_of):
     routing = routing_of("uniform")
     config = make_config(
-        Operation.dispatch, routing, tile_m=16, placement=placements[name], capacity_factor=factor
+        Operation.dispatch, routing, tile_m=16, placement=settings_of[name], capacity_factor=factor
     )
     placed = place(config.placement, routing)
 
@@ -166,14 +166,14 @@ def test_a_rank_has_room_for_the_rows_of_its_physical_experts(name, factor, num_
     assert capacity_of(settings, shape) == num_rows
 
 
-def test_weights_belong_to_experts_not_to_the_places_that_hold_them(placements, monkeypatch):
+def test_weights_belong_to_experts_not_to_the_places_that_hold_them(settings_of, monkeypatch):
     def by_place(self, rank):
         return np.arange(rank * self.num_local, (rank + 1) * self.num_local, dtype=np.int32)
 
     monkeypatch.setattr("tilepipe.workload.placement.Placement.experts_on", by_place)
     routing = routing_of("one_expert")
     config = make_config(
-        Operation.gemm_combine, routing, tile_m=16, tile_n=32, placement=placements["file"]
+        Operation.gemm_combine, routing, tile_m=16, tile_n=32, placement=settings_of["file"]
     )
 
     (records,) = measure_group([config], routing)

@@ -24,11 +24,10 @@ from tilepipe.config.choices import (  # noqa: E402
     Layout,
     Order,
 )
-from tilepipe.config.limits import MAX_COMBINE_WARPS  # noqa: E402
+from tilepipe.config.limits import MAX_COMBINE_WARPS, MAX_PIECE_BYTES  # noqa: E402
 from tilepipe.config.register import CONF_DIR  # noqa: E402
 from tilepipe.experiments.cuda.oracle import poison  # noqa: E402
 from tilepipe.fabric.table import Slot, Word  # noqa: E402
-from tilepipe.kernels.constants import MAX_PIECE_BYTES  # noqa: E402
 from tilepipe.kernels.launcher import Knobs  # noqa: E402
 from tilepipe.schedule.settings import PlanSettings  # noqa: E402
 

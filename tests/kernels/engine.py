@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 from tests.kernels.warp import LANES, lane_functions, run_warp
 from tilepipe.config.choices import Copy, Granularity
+from tilepipe.config.limits import max_flag_batch
 from tilepipe.kernels.constants import Constants
 
 __all__ = [
@@ -255,6 +256,7 @@ def functions_of(engine, text=TEXT):
         "Int32": int32,
         "Int64": int,
         "LANES": LANES,
+        "max_flag_batch": max_flag_batch,
     }
     words = {
         "Slot": SimpleNamespace(words=0),

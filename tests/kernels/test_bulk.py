@@ -118,7 +118,7 @@ BROKEN = {
     "read_waits": ("(behind - 1, read=True)", "(behind, read=True)", "a store may still read"),
     "stages_ahead": (" - _stores_behind(constants) + 1", " + 1", "a second load on its way"),
     "phases": ("Int32(0), phase ^ 1", "Int32(0), phase", "a wait for another phase"),
-    "remembered": ("room = LANES - 3 * CLAIM_ROWS", "room = LANES", "forgets row"),
+    "remembered": (", max_flag_batch(constants.num_stages))", ", 32)", "forgets row"),
     "completion": ("behind * pieces, read=False", "behind * pieces, read=True", TOLD_TOO_SOON),
     "groups": ("group(behind * pieces", "group(behind * pieces + 1", TOLD_TOO_SOON),
     "barrier": ("cute.arch.sync_warp()", "pass", TOLD_TOO_SOON),

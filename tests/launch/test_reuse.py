@@ -236,17 +236,34 @@ def test_a_wrapped_point_runs_once_under_the_tool_and_leaves_no_time(point, tmp_
 @pytest.mark.parametrize(
     ("wrap", "sentence"),
     [
-        ("/no/such/tool {rank}", "/no/such/tool was not found; install it or name its path"),
-        ("echo {node}", "KeyError('node'); quote it for a shell, with {dir} and {rank} only"),
-        ("false", " exited with code 1; see its log"),
+        ("false", " exited with code 1; see logs/rank"),
         ("true", "launch.wrap: the tool ended without running every rank; see "),
     ],
 )
-def test_a_tool_that_cannot_run_the_ranks_is_a_sentence(point, tmp_path, capsys, wrap, sentence):
+def test_a_tool_that_does_not_run_the_ranks_is_a_sentence(point, tmp_path, capsys, wrap, sentence):
     code = run_points([point(*TINY, f"launch.wrap='{wrap}'")], results_dir=tmp_path)
 
     assert code == 1
     assert sentence in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("wrap", "sentence"),
+    [
+        ("/no/such/tool {rank}", "/no/such/tool was not found; install it or name its path"),
+        ("echo {node}", "KeyError('node'); quote it for a shell, with {dir} and {rank} only"),
+    ],
+)
+def test_a_tool_that_cannot_start_is_told_once_and_leaves_nothing(
+    point, tmp_path, capsys, wrap, sentence
+):
+    points = [point(*TINY, f"launch.wrap='{wrap}'", f"routing.seed={seed}") for seed in (0, 1)]
+
+    code = run_points(points, results_dir=tmp_path / "results")
+
+    assert code == 2
+    assert capsys.readouterr().err.count(sentence) == 1
+    assert not (tmp_path / "results").exists()
 
 
 def test_inline_runs_the_point_in_this_process(point, tmp_path):

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from tilepipe.config import schemas
+from tilepipe.config import placements
 from tilepipe.config.choices import Replica
 from tilepipe.workload import Routing, place
 from tilepipe.workload.expert_map import read_expert_map
@@ -71,8 +71,8 @@ def test_the_only_layer_needs_no_number(name, content, tmp_path):
 def test_a_map_places_a_routing(tmp_path):
     path = write(tmp_path / "map.json", LAYERS)
 
-    spread = place(schemas.FilePlacement(path=path, layer=1), ROUTING)
-    local = place(schemas.FilePlacement(path=path, layer=1, replica=Replica.local), ROUTING)
+    spread = place(placements.FilePlacement(path=path, layer=1), ROUTING)
+    local = place(placements.FilePlacement(path=path, layer=1, replica=Replica.local), ROUTING)
 
     # Expert 0 is held by 3 and 4 on rank 1, expert 3 by 0 on rank 0 and 5 on rank 1.
     assert [ids.tolist() for ids in spread.physical.topk_idx] == [[[3, 0], [5, -1]], [[4, 2]]]
@@ -151,7 +151,7 @@ def test_a_bad_map_is_refused_in_one_sentence(name, content, layer, sentence, tm
     wanted = re.escape(f"placement.path={tmp_path}/{sentence}")
 
     with pytest.raises(ValueError, match=wanted) as refused:
-        place(schemas.FilePlacement(path=str(path), layer=layer), ROUTING)
+        place(placements.FilePlacement(path=str(path), layer=layer), ROUTING)
 
     assert "\n" not in str(refused.value)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilepipe.config import schemas
+from tilepipe.config import placements
 from tilepipe.config.choices import Replica
 from tilepipe.workload import imbalance, place
 from tilepipe.workload.balance import balanced
@@ -260,10 +260,10 @@ def test_an_expert_gets_no_more_replicas_than_there_are_ranks():
 
 
 SETTINGS = {
-    "contiguous": schemas.ContiguousPlacement(),
-    "round_robin": schemas.RoundRobinPlacement(),
-    "balanced": schemas.BalancedPlacement(num_redundant=4),
-    "balanced local": schemas.BalancedPlacement(num_redundant=8, replica=Replica.local),
+    "contiguous": placements.ContiguousPlacement(),
+    "round_robin": placements.RoundRobinPlacement(),
+    "balanced": placements.BalancedPlacement(num_redundant=4),
+    "balanced local": placements.BalancedPlacement(num_redundant=8, replica=Replica.local),
 }
 
 

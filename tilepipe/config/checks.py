@@ -7,22 +7,26 @@ import math
 import re
 from typing import Any
 
-from tilepipe.config.choices import L2, Copy, Dtype, Fabric, Law, Operation, Regime
+from tilepipe.config.choices import L2, Copy, Dtype, Fabric, Law, Operation, Planner, Regime
 from tilepipe.config.limits import (
     MAX_LOOPBACK_RANKS,
     MAX_NVSHMEM_RANKS,
+    MAX_PLANNED_EXPERTS,
     MAX_TOPK,
+    SHARED_BYTES,
+    WARPS_OF_SM,
     max_combine_warps,
+    max_flag_batch,
+    piece_bytes,
 )
+from tilepipe.config.placements import BalancedPlacement, ContiguousPlacement, FilePlacement
 from tilepipe.config.refuse import require
 from tilepipe.config.schemas import (
     SWEEP_KEYS,
     AllLocalRouting,
     AllRemoteRouting,
-    BalancedPlacement,
+    CommunicationKernel,
     Config,
-    ContiguousPlacement,
-    FilePlacement,
     GroupedGemmKernel,
     HotExpertRouting,
     HotRankRouting,
@@ -192,9 +196,13 @@ def _check_gpu_keys(config: Config) -> None:
     kernel = config.kernel
     if isinstance(kernel, GroupedGemmKernel):
         return
+    on_host = config.launch.fabric is Fabric.host
+    allowed = f"the host executor plans with NumPy; {_LEAVE_OUT}"
+    by_numpy = kernel.planner is Planner.numpy
+    require(by_numpy or not on_host, "kernel.planner", kernel.planner, allowed)
     for key, lacked in _GPU_KEYS.items():
         value = getattr(kernel, key)
-        if config.launch.fabric is Fabric.host:
+        if on_host:
             allowed = f"the host executor has no {lacked}; {_LEAVE_OUT}"
             require(value is None, f"kernel.{key}", value, allowed)
         elif kernel.copy is not _OF_ONE_COPY.get(key, kernel.copy):
@@ -224,6 +232,50 @@ def _check_kernels(config: Config) -> None:
             f"warps; use at most {most}"
         )
         require(warps is None or warps <= most, "kernel.num_comm_warps", warps, allowed)
+    if kernel.planner is Planner.device:
+        num_experts = config.workload.num_experts
+        allowed = (
+            f"the plan kernel counts at most {MAX_PLANNED_EXPERTS} experts; lower it, or type "
+            "kernel.planner=numpy"
+        )
+        fits = num_experts <= MAX_PLANNED_EXPERTS
+        require(fits, "workload.num_experts", num_experts, allowed)
+    _check_residency(config, kernel)
+    if kernel.copy is Copy.tma:
+        _check_bulk(config, kernel)
+
+
+def _check_residency(config: Config, kernel: CommunicationKernel) -> None:
+    """CTAs of all ranks on a GPU run at once; the code's registers may allow fewer."""
+    ctas, warps, num_sms = kernel.num_comm_ctas, kernel.num_comm_warps, config.hardware.num_sms
+    if not isinstance(ctas, int) or warps is None or num_sms is None:
+        return
+    shared = config.launch.fabric is Fabric.loopback
+    num_ranks = config.launch.num_ranks if shared else 1
+    most = num_sms * (WARPS_OF_SM // warps) // num_ranks
+    ranks = f" shared by {num_ranks} ranks" if num_ranks > 1 else ""
+    allowed = (
+        f"{num_sms} SMs{ranks} hold {most} CTAs of {warps} warps a rank; use at most {most}, or "
+        "fewer kernel.num_comm_warps"
+    )
+    require(ctas <= most, "kernel.num_comm_ctas", ctas, allowed)
+
+
+def _check_bulk(config: Config, kernel: CommunicationKernel) -> None:
+    """What rings of bulk copies take of an SM, and what their warps can remember."""
+    batch, stages, warps = kernel.flag_batch, kernel.num_stages, kernel.num_comm_warps
+    if batch is None or stages is None or warps is None:
+        return
+    allowed = f"warps with kernel.num_stages={stages} remember {{0}} rows; use at most {{0}}"
+    most = max_flag_batch(stages)
+    require(batch <= most, "kernel.flag_batch", batch, allowed.format(most))
+    stage_bytes = piece_bytes(config.workload.hidden * _ELEM_BYTES[config.workload.dtype])
+    needed = warps * stages * stage_bytes
+    allowed = (
+        f"{warps} warps x that many stages of {stage_bytes} bytes need {needed} bytes of shared "
+        f"memory, and an SM has {SHARED_BYTES}; lower it, or kernel.num_comm_warps"
+    )
+    require(needed <= SHARED_BYTES, "kernel.num_stages", stages, allowed)
 
 
 def _check_pace(config: Config) -> None:

@@ -17,6 +17,7 @@ __all__ = [
     "Operation",
     "Order",
     "PlacementRule",
+    "Planner",
     "Regime",
     "Replica",
     "Resume",
@@ -78,6 +79,13 @@ class Layout(Enum):
 
     padded = "padded"  # at a multiple of tile_m: no tile holds rows of two experts
     packed = "packed"  # right after the expert before: no gaps
+
+
+class Planner(Enum):
+    """Who makes the Plan of a launch; both make the same, bit for bit."""
+
+    numpy = "numpy"  # the host; for a GPU before the window, and uploaded
+    device = "device"  # a kernel behind the launch gate, inside the window
 
 
 class Dtype(Enum):

@@ -20,18 +20,12 @@ from tilepipe.config.choices import (
     Operation,
     Order,
     PlacementRule,
+    Planner,
     Regime,
     Replica,
     Resume,
 )
-from tilepipe.config.placements import (
-    PLACEMENTS,
-    BalancedPlacement,
-    ContiguousPlacement,
-    FilePlacement,
-    Placement,
-    RoundRobinPlacement,
-)
+from tilepipe.config.placements import PLACEMENTS, Placement
 from tilepipe.config.refuse import require, require_own
 from tilepipe.config.routings import (
     ROUTINGS,
@@ -53,13 +47,11 @@ __all__ = [
     "SWEEP_KEYS",
     "AllLocalRouting",
     "AllRemoteRouting",
-    "BalancedPlacement",
     "CombineKernel",
+    "CommunicationKernel",
     "Config",
-    "ContiguousPlacement",
     "DispatchGemmKernel",
     "DispatchKernel",
-    "FilePlacement",
     "GemmCombineKernel",
     "GroupedGemmKernel",
     "Hardware",
@@ -70,9 +62,7 @@ __all__ = [
     "LognormalRouting",
     "MaskedRouting",
     "Measure",
-    "Placement",
     "RaggedRouting",
-    "RoundRobinPlacement",
     "Routing",
     "TraceRouting",
     "UniformRouting",
@@ -128,7 +118,7 @@ class _GemmTiles:
 
 
 @dataclass(kw_only=True)
-class _Communication(_GemmTiles):
+class CommunicationKernel(_GemmTiles):
     """How rows travel: what dispatch and combine have in common."""
 
     copy: Copy | None = None  # null: the host executor has no copies
@@ -138,6 +128,7 @@ class _Communication(_GemmTiles):
     num_loads: int | None = None  # 16-byte loads that a lane has in flight; null but for copy=simt
     num_stages: int | None = None  # pieces of a row that a warp's ring holds; null but for copy=tma
     flag_batch: int | None = None  # rows of one warp whose flags share one release fence
+    planner: Planner = Planner.numpy
     order: Order = Order.edf
     granularity: Granularity = Granularity.tile
     # Receive rows = factor x mean rows per rank; null: enough for the worst case.
@@ -158,14 +149,14 @@ class _Communication(_GemmTiles):
 
 
 @dataclass(kw_only=True)
-class DispatchKernel(_Communication):
+class DispatchKernel(CommunicationKernel):
     """Dispatch alone, the GEMM held out."""
 
     operation: Operation = Operation.dispatch
 
 
 @dataclass(kw_only=True)
-class CombineKernel(_Communication):
+class CombineKernel(CommunicationKernel):
     """Combine alone, the GEMM held out."""
 
     operation: Operation = Operation.combine
@@ -180,14 +171,14 @@ class GroupedGemmKernel(_GemmTiles):
 
 
 @dataclass(kw_only=True)
-class DispatchGemmKernel(_Communication):
+class DispatchGemmKernel(CommunicationKernel):
     """Dispatch and the first GEMM, fused."""
 
     operation: Operation = Operation.dispatch_gemm
 
 
 @dataclass(kw_only=True)
-class GemmCombineKernel(_Communication):
+class GemmCombineKernel(CommunicationKernel):
     """The second GEMM and combine, fused."""
 
     operation: Operation = Operation.gemm_combine
@@ -377,6 +368,7 @@ _CHOICES = (
     Operation,
     Order,
     PlacementRule,
+    Planner,
     Regime,
     Replica,
 )

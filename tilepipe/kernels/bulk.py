@@ -15,6 +15,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 
+from tilepipe.config.limits import max_flag_batch
 from tilepipe.fabric.table import Slot, Word
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.edges import (
@@ -65,13 +66,8 @@ def _loads_ahead(constants: Constants) -> int:
 
 
 def batch_of(constants: Constants) -> int:
-    """Rows whose flags share a release: as asked, or as many as lanes can remember.
-
-    Between the oldest row whose flag is owed and the last one known lie the rows in the ring, the
-    batch, and three claims; all of them must be held by other lanes.
-    """
-    room = LANES - 3 * CLAIM_ROWS - (constants.num_stages + 1)
-    return max(1, min(constants.flag_batch, room))
+    """Rows whose flags share a release: as asked, or as many as lanes can remember."""
+    return min(constants.flag_batch, max_flag_batch(constants.num_stages))
 
 
 @cute.jit

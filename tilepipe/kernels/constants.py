@@ -5,12 +5,10 @@ Knows nothing of addresses or of how often a kernel runs.
 
 from dataclasses import dataclass
 
+from tilepipe.config import limits
 from tilepipe.config.choices import Copy, Granularity
 
-__all__ = ["MAX_PIECE_BYTES", "Constants"]
-
-# A row of hidden 7168 in bf16; wider rows are split, since rings share 227 KiB of an SM.
-MAX_PIECE_BYTES = 14_336
+__all__ = ["Constants"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +32,12 @@ class Constants:
     @property
     def num_pieces(self) -> int:
         """Pieces that a row is copied in, each of which fits a stage."""
-        return max(1, -(-self.row_bytes // MAX_PIECE_BYTES))
+        return limits.num_pieces(self.row_bytes)
 
     @property
     def piece_bytes(self) -> int:
         """Bytes of a piece, a multiple of 16; the last one may be shorter."""
-        vectors = -(-self.row_bytes // 16)
-        return max(1, -(-vectors // self.num_pieces)) * 16
+        return limits.piece_bytes(self.row_bytes)
 
     @property
     def num_experts(self) -> int:

@@ -15,14 +15,14 @@ from cutlass import Int32, Int64
 from cutlass.cute.runtime import make_fake_stream, make_ptr
 
 from tilepipe.config.choices import Copy, Granularity, HomeGranularity
-from tilepipe.config.limits import max_combine_warps
+from tilepipe.config.limits import SHARED_BYTES, max_combine_warps
 from tilepipe.kernels.buffers import run_capacity, ticket_capacity
 from tilepipe.kernels.combine import combine_entry
 from tilepipe.kernels.compile import Code, compile_code
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.dispatch import dispatch_entry
 from tilepipe.kernels.memory import LANES
-from tilepipe.kernels.move import SHARED_BYTES, shared_bytes
+from tilepipe.kernels.move import shared_bytes
 from tilepipe.kernels.plan import plan_entry
 from tilepipe.kernels.protocol import gate_entry
 from tilepipe.kernels.residency import Residency, residency_of

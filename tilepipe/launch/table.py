@@ -3,6 +3,7 @@
 Knows nothing of files; the same numbers, with their intervals, stand in the Parquet files.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,7 +32,7 @@ _AXES = {
     "repetition": "round",
     "hardware": "hardware",
     "num_ranks": "ranks",
-    "num_tokens_total": "tokens",
+    "num_tokens_total": "tokens,\nall ranks",
     "hidden": "hidden",
     "intermediate": "interm.",
     "num_experts": "experts",
@@ -53,6 +54,7 @@ _AXES = {
     "num_loads": "loads",
     "num_stages": "stages",
     "flag_batch": "batch",
+    "planner": "planner",
     "tile_m": "tile_m",
     "tile_n": "tile_n",
     "capacity_factor": "capacity",
@@ -100,15 +102,20 @@ _MAIN = {"dispatch_gemm": "fused", "gemm_combine": "fused", "grouped_gemm": "gem
 def told(point: Point) -> str:
     """A point in the words that compose it again."""
     words = command_of(point).partition("tilepipe.run")[2].strip() or point.name
+    if point.executor == "host":
+        # Keys of a GPU, which an experiment that is for both sets to null here.
+        words = re.sub(r" *(?:[\w.]+=null|'[\w.]+=\{[^}]*:null\}')(?= |$)", "", words).strip()
     return f"{words} (repetition {point.repetition})" if point.repetition else words
 
 
-def progress_line(outcome: Outcome, *, number: int, total: int, reused: bool) -> str:
-    """One line when a point has ended."""
+def progress_line(
+    outcome: Outcome, *, number: int, total: int, reused: bool, again: bool = False
+) -> str:
+    """One line when a point has ended; `again`: the line before gave the same reason."""
     how = f"{outcome.status.name}, reused" if reused else outcome.status.name
     said = told(outcome.point)
     if outcome.status is not Status.ok:
-        said = f"{outcome.reason} ({said})"
+        said = f"as before ({said})" if again else f"{outcome.reason} ({said})"
     return f"[{number}/{total}] {how}: {said}"
 
 

@@ -4,7 +4,8 @@ Knows nothing of how a value is reached, of files or of which point it belongs t
 
 Every field carries `meaning`, `unit` and `window` (what lies inside the timed window) as metadata,
 and `allowed` where only some words are legal. A column never changes its meaning: it gets another
-name, and SCHEMA_VERSION goes up.
+name, and SCHEMA_VERSION goes up. Files of older versions stay readable: ADDED_IN says which columns
+they cannot have.
 """
 
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from tilepipe.config import choices
 from tilepipe.records import Status
 
 __all__ = [
+    "ADDED_IN",
     "BREAKDOWN",
     "COMPONENTS",
     "CONTENDERS",
@@ -29,10 +31,21 @@ __all__ = [
     "SUMMARY",
     "TERMS",
     "allowed_words",
-    "schema_faults",
 ]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+# Column -> version that brought it, in every table that has it; the others are of version 1.
+# Nothing tells what an older file would have held there, so such a column must be nullable.
+ADDED_IN = {
+    **dict.fromkeys(("num_comm_warps", "num_loads", "num_stages", "flag_batch"), 2),
+    **dict.fromkeys(("l2", "regime", "pace_gbps", "pace_latency_ns"), 2),
+    **dict.fromkeys(("sm_clock_mhz", "sm_clock_min_mhz", "sm_clock_max_mhz"), 2),
+    **dict.fromkeys(("power_w", "temperature_c", "clock_reasons", "throttled"), 2),
+    "planner": 3,
+    **dict.fromkeys(("placement", "placement_path", "placement_layer", "placement_replica"), 3),
+    **dict.fromkeys(("num_redundant", "physical_max_over_mean"), 3),
+    **dict.fromkeys(("gbps_per_cta", "link_share", "memory_gbps", "memory_share"), 2),
+}
 
 NOT_TIMED = "not timed"
 COMPONENTS = {
@@ -151,6 +164,7 @@ _POINT_KEYS = [
     _count("num_loads", "16-byte loads a lane has in flight; null but with copy simt"),
     _count("num_stages", "pieces of a row that a warp's ring holds; null but with copy tma"),
     _count("flag_batch", "rows of a warp whose flags share one release fence; null on the host"),
+    _word("planner", "who makes the Plan", *_names(choices.Planner)),
     _count("tile_m", "rows of an M tile"),
     _count("tile_n", "columns of an N tile"),
     _word("l2", "what the L2 cache held before a launch; null on the host", *_names(choices.L2)),
@@ -328,36 +342,3 @@ def allowed_words(field: pa.Field) -> tuple[str, ...]:
     """The only words that a column may hold; empty where any will do."""
     words = (field.metadata or {}).get(b"allowed", b"").decode()
     return tuple(words.split(",")) if words else ()
-
-
-def schema_faults(found: pa.Schema, want: pa.Schema) -> list[str]:
-    """How a stored schema differs from ours, one sentence each; another version is one fault."""
-    metadata = found.metadata or {}
-    for key, value in want.metadata.items():
-        if metadata.get(key) != value:
-            text = metadata.get(key, b"nothing").decode(errors="replace")
-            return [f"{key.decode()} is {text}, want {value.decode()}"]
-    faults = []
-    if sorted(found.names) != sorted(want.names) or len(set(found.names)) != len(found.names):
-        missing = sorted(set(want.names) - set(found.names))
-        unknown = sorted(set(found.names) - set(want.names))
-        faults.append(f"columns missing {missing}, unknown {unknown}")
-    elif found.names != want.names:
-        faults.append("columns are in another order")
-    for field in want:
-        if found.names.count(field.name) == 1:
-            faults += _field_faults(found.field(field.name), field)
-    return faults
-
-
-def _field_faults(found: pa.Field, want: pa.Field) -> list[str]:
-    if found.type != want.type or found.nullable != want.nullable:
-        spelled = [f"{f.type}{'' if f.nullable else ' not null'}" for f in (found, want)]
-        return [f"column {want.name} is {spelled[0]}, want {spelled[1]}"]
-    metadata = found.metadata or {}
-    return [
-        f"column {want.name}: {key.decode()} is not what this version writes"
-        for key, value in want.metadata.items()
-        # Only our keys: a Parquet reader adds its own.
-        if metadata.get(key) != value
-    ]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tilepipe.records import Outcome, Point
-from tilepipe.results.check import is_set_aside, load_point
+from tilepipe.results.check import examine_point, is_set_aside, load_point
 from tilepipe.results.files import StoreError, store_error, write_bytes
 from tilepipe.results.pointfile import document_of, kept, to_json
 from tilepipe.results.tables import breakdown_table, samples_table, summary_table, to_parquet
@@ -174,12 +174,12 @@ def point_folders(name_dir: Path) -> list[Path]:
 
 
 def read_points(name_dir: Path) -> list[tuple[Path, Outcome]]:
-    """Every sound point below an experiment's folder, by folder name."""
-    loaded = [(folder, *load_point(folder)) for folder in point_folders(name_dir)]
+    """Every sound point below an experiment's folder, of older versions too, by folder name."""
+    examined = [(folder, *examine_point(folder)) for folder in point_folders(name_dir)]
     return [
-        (folder, outcome)
-        for folder, outcome, faults in loaded
-        if outcome is not None and not faults
+        (folder, stored.outcome)
+        for folder, stored, faults in examined
+        if stored is not None and not faults
     ]
 
 

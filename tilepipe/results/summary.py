@@ -167,7 +167,7 @@ def point_keys(point: Point) -> dict[str, Any]:
             key: kernel.get(key)
             for key in (
                 *("num_comm_warps", "num_loads", "num_stages", "flag_batch"),
-                *("tile_m", "tile_n"),
+                *("planner", "tile_m", "tile_n"),
             )
         },
         **{key: measure.get(key) for key in ("l2", "regime")},

@@ -8,7 +8,7 @@ from typing import assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from tilepipe.config import schemas
+from tilepipe.config import placements
 from tilepipe.workload.balance import balanced
 from tilepipe.workload.expert_map import map_refusal, read_expert_map
 from tilepipe.workload.placement import Placed, Placement, assign, contiguous, round_robin
@@ -17,26 +17,26 @@ from tilepipe.workload.routing import Routing
 __all__ = ["place"]
 
 
-def place(settings: schemas.Placement, routing: Routing) -> Placed:
+def place(settings: placements.Placement, routing: Routing) -> Placed:
     """Send each choice of a routing to a physical expert, as the settings ask.
 
     Every rank finds the same. Raises ValueError for a map that cannot be read or does not fit.
     """
     num_ranks, num_experts = len(routing.topk_idx), routing.num_experts
     match settings:
-        case schemas.ContiguousPlacement():
+        case placements.ContiguousPlacement():
             return assign(contiguous(num_experts, num_ranks), routing)
-        case schemas.RoundRobinPlacement():
+        case placements.RoundRobinPlacement():
             return assign(round_robin(num_experts, num_ranks), routing)
-        case schemas.FilePlacement():
+        case placements.FilePlacement():
             return assign(_from_file(settings, num_experts, num_ranks), routing)
-        case schemas.BalancedPlacement():
+        case placements.BalancedPlacement():
             count, replica = settings.num_redundant, settings.replica
             return balanced(routing, num_redundant=count, replica=replica)
     assert_never(settings)
 
 
-def _from_file(settings: schemas.FilePlacement, num_experts: int, num_ranks: int) -> Placement:
+def _from_file(settings: placements.FilePlacement, num_experts: int, num_ranks: int) -> Placement:
     expert_of = read_expert_map(settings.path, settings.layer)
     _refuse_misfit(settings.path, expert_of, num_experts, num_ranks)
     return Placement(

@@ -250,6 +250,25 @@ class FakeSession:
         return {"num_tokens": 10 + rank}
 
 
+def test_a_plan_of_the_device_is_gated_and_one_of_numpy_is_not():
+    group = SimpleNamespace(
+        plans_on_device=True,
+        epoch=4,
+        plans=[SimpleNamespace(num_sent=12)] * 2,
+        plan_differences=lambda rank, returns_epoch: ["sends", "returns"] if rank else [],
+    )
+    session = SimpleNamespace(group=group)
+
+    (right,) = CudaSession.check_plan(session, 0, contender="combine", returns=True)
+    (wrong,) = CudaSession.check_plan(session, 1, contender="combine", returns=True)
+    group.plans_on_device = False
+
+    assert (right.passed, right.num_values, right.detail) == (True, 12, "")
+    assert (wrong.passed, wrong.num_wrong) == (False, 2)
+    assert wrong.detail == "the device's plan differs from NumPy's in sends, returns"
+    assert CudaSession.check_plan(session, 1, contender="combine") == []
+
+
 class FakeTrial:
     """Contenders one and two, of which two has no output; `wrong` names (rank, stage) that fail."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tilepipe.config.choices import L2, Regime
+from tilepipe.config.choices import L2, Planner, Regime
 from tilepipe.config.schemas import Config, GroupedGemmKernel
 from tilepipe.experiments.cuda.heap import open_heap, watchdog_s
 from tilepipe.experiments.cuda.oracle import DeviceOracle
@@ -31,6 +31,7 @@ from tilepipe.kernels.group import DeviceGroup
 from tilepipe.kernels.launcher import Knobs
 from tilepipe.measure.clocks import ClockWatch
 from tilepipe.measure.device import CudaStream, DeviceTimer, L2Flush, Part
+from tilepipe.records import Verdict
 from tilepipe.schedule.layout import count_rows
 from tilepipe.schedule.packed import SLOT_BITS, TOKEN_BITS
 from tilepipe.workload.placement import Placed
@@ -61,6 +62,12 @@ def knobs_of(config: Config) -> Knobs:
     )
 
 
+def plans_on_device(config: Config) -> bool:
+    """Whether a kernel makes the Plan of every launch."""
+    assert not isinstance(config.kernel, GroupedGemmKernel), "no communication"
+    return config.kernel.planner is Planner.device
+
+
 @contextmanager
 def opened_session(config: Config, memory: Memory) -> Iterator["CudaSession"]:
     """Draw and place the routing, reserve memory, and give it back, whatever happens between.
@@ -70,7 +77,14 @@ def opened_session(config: Config, memory: Memory) -> Iterator["CudaSession"]:
     placed, knobs = placed_routing(config), knobs_of(config)
     settings, shape = plan_settings(config, placed), shape_of(config, placed.physical, memory)
     with open_heap(config, buffer_specs(settings, shape)) as heap:
-        group = DeviceGroup(settings, shape, knobs, heap=heap, watchdog_s=watchdog_s(config))
+        group = DeviceGroup(
+            settings,
+            shape,
+            knobs,
+            heap=heap,
+            watchdog_s=watchdog_s(config),
+            plans_on_device=plans_on_device(config),
+        )
         yield CudaSession(config, placed, group)
 
 
@@ -101,6 +115,29 @@ class CudaSession:
         if rank not in self._oracles:
             self._oracles[rank] = DeviceOracle(self.routing, rank=rank, device=self.device)
         return self._oracles[rank]
+
+    def check_plan(self, rank: int, *, contender: str, returns: bool = False) -> list[Verdict]:
+        """Compare what a kernel has planned for the latest launch with NumPy's, bit for bit.
+
+        `returns`: the way back too, which the latest launch has planned. No verdict where NumPy's
+        plan is the one that was uploaded.
+        """
+        group = self.group
+        if not group.plans_on_device:
+            return []
+        wrong = group.plan_differences(rank, returns_epoch=group.epoch if returns else None)
+        detail = f"the device's plan differs from NumPy's in {', '.join(wrong)}" if wrong else ""
+        return [
+            Verdict(
+                contender=contender,
+                stage="before",
+                passed=not wrong,
+                num_values=group.plans[rank].num_sent,
+                num_wrong=len(wrong),
+                max_error=0.0,
+                detail=detail,
+            )
+        ]
 
     def clock_watch(self) -> ClockWatch:
         """Watches the clocks of this device."""
