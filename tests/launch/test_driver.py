@@ -48,6 +48,7 @@ def test_good_points_leave_valid_files_and_exit_code_0(point, tmp_path, capsys):
         (("kernel.num_comm_ctas=8",), "kernel.num_comm_ctas=8: the host executor has no CTAs"),
         (("routing=trace", "routing.path=/nowhere.jsonl"), "routing.path=/nowhere.jsonl: "),
         (("kernel.capacity_factor=0.01",), "kernel.capacity_factor gives "),
+        (("placement=file", "placement.path=/no.json"), "placement.path=/no.json: no such file"),
     ],
 )
 def test_a_wrong_value_is_a_row_with_one_sentence_and_the_other_points_run(

@@ -42,7 +42,6 @@ CONFIG = {
         "dtype": "bf16",
     },
     "routing": {"law": "zipf", "seed": 3, "exponent": 1.5},
-    "placement": {"rule": "file", "path": "map.json", "layer": 4, "replica": "local"},
     "measure": {"num_warmups": 1, "num_iters": 2},
     "launch": {"num_ranks": 2, "fabric": "host", "watchdog_ms": 1000, "time_limit_s": 60.0},
     "results_dir": "outputs",

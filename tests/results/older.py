@@ -68,8 +68,6 @@ def make_older(root, version):
     for path in sorted(root.rglob("point.json")):
         document = json.loads(path.read_text())
         document["schema_version"] = version
-        # Experts had one place each.
-        document["config"].pop("placement", None)
         for entry in document["ranks"]:
             if version == 1:
                 del entry["clocks"]
