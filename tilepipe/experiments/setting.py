@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilepipe.config.choices import Operation
+from tilepipe.config.choices import Operation, Planner
+from tilepipe.config.limits import MAX_PLANNED_EXPERTS
 from tilepipe.config.schemas import (
     CombineKernel,
     Config,
@@ -44,8 +45,12 @@ Components = dict[str, tuple[int, int]]
 
 
 def plan_settings(config: Config, placed: Placed) -> PlanSettings:
-    """The plan settings that a configuration asks for; experts of a Plan are physical experts."""
+    """The plan settings that a configuration asks for; experts of a Plan are physical experts.
+
+    Raises ValueError for more of them than the plan kernel counts, where that makes the Plan.
+    """
     kernel, workload = config.kernel, config.workload
+    num_physical = placed.placement.num_physical
     gemm = shapes.gemm_shape(workload, config.operation)
     num_n_tiles = -(-gemm.n // kernel.tile_n) if gemm else 1
     num_chunks = num_n_tiles
@@ -53,12 +58,18 @@ def plan_settings(config: Config, placed: Placed) -> PlanSettings:
         num_chunks = num_chunks_of(workload.hidden * _BF16_BYTES, kernel.tile_n * _BF16_BYTES)
     chosen: dict[str, Any] = {}
     if not isinstance(kernel, GroupedGemmKernel):
+        if kernel.planner is Planner.device and num_physical > MAX_PLANNED_EXPERTS:
+            raise ValueError(
+                f"kernel.planner=device: the plan kernel counts at most {MAX_PLANNED_EXPERTS} "
+                f"physical experts, and the placement has {num_physical}; type "
+                "kernel.planner=numpy, or place fewer"
+            )
         chosen |= {"granularity": kernel.granularity, "order": kernel.order}
     if isinstance(kernel, CombineKernel | GemmCombineKernel):
         chosen |= {"home_granularity": kernel.home_granularity}
     return PlanSettings(
         num_ranks=config.launch.num_ranks,
-        num_experts=placed.placement.num_physical,
+        num_experts=num_physical,
         num_topk=workload.num_topk,
         tile_m=kernel.tile_m,
         num_n_tiles=num_n_tiles,
