@@ -18,6 +18,7 @@ GROUPS = {
     "kernels": "kernel",
     "workloads": "workload",
     "routings": "routing",
+    "placements": "placement",
     "hardware": "hardware",
 }
 
@@ -152,8 +153,8 @@ def test_hydra_takes_our_option_where_a_users_file_has_its_name(own_dir):
     [
         (
             ["recipes"],
-            "kind=recipes: must be one of experiments, kernels, workloads, routings, hardware, "
-            "columns, routing; type none to list all",
+            "kind=recipes: must be one of experiments, kernels, workloads, routings, placements, "
+            "hardware, columns, routing; type none to list all",
         ),
         (
             ["--config-dir", "nowhere"],
@@ -162,7 +163,7 @@ def test_hydra_takes_our_option_where_a_users_file_has_its_name(own_dir):
         (
             ["kernels", "--config-dir", "."],
             "--config-dir=.: holds none of the folders experiment, kernel, workload, routing, "
-            "hardware: put option files into one of them",
+            "placement, hardware: put option files into one of them",
         ),
     ],
 )

@@ -23,6 +23,7 @@ _GROUPS = {
     "kernels": "kernel",
     "workloads": "workload",
     "routings": "routing",
+    "placements": "placement",
     "hardware": "hardware",
 }
 _COLUMNS = "columns"

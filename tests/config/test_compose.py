@@ -21,6 +21,8 @@ TOKENS = ["2048", "4096", "8192", "16384"]
 ONE_POINT = ("dispatch_paced", "dispatch_simt_depth", "dispatch_tma_depth")
 # Whose ranks share one GPU whatever the hardware.
 OWN_RANKS = ("dispatch_paced",)
+# Where one rank alone would show nothing, eight share the one GPU.
+SHARED_GPU = ("imbalance",)
 TRACED = ("routing=trace", "routing.path=F", "workload=qwen15_moe", "launch.num_ranks=4")
 
 
@@ -31,7 +33,9 @@ def test_every_experiment_composes_on_every_hardware(experiment, hardware, conta
 
     check_config(config)
     assert (config.name, config.hardware.name) == (experiment, hardware)
-    if experiment not in OWN_RANKS or hardware == "cpu":
+    if experiment in SHARED_GPU and hardware.endswith("_x1"):
+        assert config.launch.num_ranks == 8
+    elif experiment not in OWN_RANKS or hardware == "cpu":
         assert config.launch.num_ranks == config.hardware.num_ranks
 
 
@@ -86,6 +90,31 @@ def test_ablations_hold_every_order_and_every_granularity(axes):
 
         assert orders["kernel.order"] == [order.name for order in Order]
         assert grains["kernel.granularity"] == [grain.name for grain in Granularity]
+
+
+def test_imbalance_sweeps_routing_and_placement_and_takes_a_recording(axes, container):
+    on_host = axes("+experiment=imbalance", "hardware=cpu")
+    on_gpu = axes("+experiment=imbalance", "hardware=h200_x1")
+    traced = axes("+experiment=imbalance", "hardware=cpu", *TRACED)
+
+    assert on_host == {
+        "routing": ["uniform", "lognormal", "one_rank"],
+        "placement": ["contiguous", "balanced"],
+        "workload.num_tokens": ["256"],
+    }
+    assert on_gpu == {
+        "routing": ["uniform", "lognormal", "one_rank"],
+        "placement": ["contiguous", "round_robin", "balanced"],
+        "workload.num_tokens": ["1024"],
+    }
+    # What is typed takes the place of the sweep of that key.
+    assert (traced["placement"], traced["workload.num_tokens"]) == (on_host["placement"], ["null"])
+    words = ("+experiment=imbalance", "hardware=cpu", *TRACED, "placement=balanced")
+    recorded = container(*words)
+    assert (recorded["routing"]["law"], recorded["workload"]["num_experts"]) == ("trace", 60)
+    assert recorded["placement"] == {"rule": "balanced", "num_redundant": 4, "replica": "spread"}
+    assert container(*words, "hardware=h200_x1")["operation"] == "dispatch"
+    assert recorded["operation"] == "dispatch_gemm"
 
 
 def test_dispatch_granularity_sweeps_batches_of_flags_where_there_are_any(axes):
@@ -245,7 +274,8 @@ def test_every_law_composes_with_a_workload_as_it_stands(law, container):
     config = config_from_dict(container("workload=deepseek_v3", f"routing={law}", *path))
 
     check_config(config)
-    assert config.routing.law.name == law
+    # An option may be a law with settings of its own.
+    assert config.routing.law.name == {"one_rank": "hot_rank"}.get(law, law)
     assert config.workload.num_tokens == (None if law == "trace" else 4096)
 
 

@@ -32,6 +32,7 @@ def test_names_and_limits_do_not_change_the_config_id(word, container):
         "measure.l2=warm",
         "measure.regime=chained",
         "routing.seed=1",
+        "placement=round_robin",
     ],
 )
 def test_what_defines_a_measurement_changes_the_config_id(word, container):
@@ -47,6 +48,20 @@ def test_a_recording_is_known_by_its_content(container, tmp_path, law):
 
     ids = [
         identity.config_id(container(f"routing={law}", f"routing.path={path}"))
+        for path in (first, same, other)
+    ]
+
+    assert ids[0] == ids[1] != ids[2]
+
+
+def test_a_map_of_experts_is_known_by_its_content(container, tmp_path):
+    first, same, other = (tmp_path / name for name in ("first.json", "same.json", "other.json"))
+    first.write_text("[0, 1]")
+    shutil.copy(first, same)
+    other.write_text("[1, 0]")
+
+    ids = [
+        identity.config_id(container("placement=file", f"placement.path={path}"))
         for path in (first, same, other)
     ]
 

@@ -202,6 +202,45 @@ REFUSED = [
         "kernel.planner=numpy",
     ),
     ("launch.fabric=nvshmem", "launch.fabric=nvshmem: hardware=cpu has no GPU; use host"),
+    ("placement=file placement.path=", "placement.path=: placement=file needs placement.path=FILE"),
+    (
+        "placement=file placement.path=f placement.layer=-1",
+        "placement.layer=-1: must be 0 or more, or null",
+    ),
+    (
+        "placement=balanced placement.num_redundant=-4",
+        "placement.num_redundant=-4: must be 0 or more",
+    ),
+    (
+        "placement=balanced placement.num_redundant=3",
+        "placement.num_redundant=3: with workload.num_experts=8 it is no multiple of "
+        "launch.num_ranks=4; use 0, 4 and so on",
+    ),
+    (
+        "placement=balanced workload.num_experts=9 placement.num_redundant=4",
+        "placement.num_redundant=4: with workload.num_experts=9 it is no multiple of "
+        "launch.num_ranks=4; use 3, 7 and so on",
+    ),
+    (
+        "placement=balanced placement.num_redundant=36",
+        "placement.num_redundant=36: must be at most workload.num_experts x launch.num_ranks = 32",
+    ),
+    (
+        "placement=round_robin workload.num_experts=9",
+        "workload.num_experts=9: must be a multiple of launch.num_ranks=4",
+    ),
+    (
+        "placement=file placement.path=f routing=hot_rank workload.num_experts=9",
+        "workload.num_experts=9: must be a multiple of launch.num_ranks=4",
+    ),
+    (
+        "placement=balanced routing=all_local",
+        "placement=balanced: routing=all_local knows where experts live by placement=contiguous",
+    ),
+    (
+        "placement=round_robin routing=all_remote",
+        "placement=round_robin: routing=all_remote knows where experts live by placement=contigu",
+    ),
     ("hardware=h200_x2 launch.fabric=host", "launch.fabric=host: hardware=h200_x2 has GPUs"),
 ]
 
@@ -242,6 +281,21 @@ def test_rebuilding_keeps_every_value_and_changes_nothing_it_was_given(container
     )
     assert config.routing.hot_share == 0.5
     assert config.hardware.link_gbps == 450.0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "placement=file placement.path=f workload.num_experts=9",  # its map may leave gaps
+        "placement=file placement.path=f placement.layer=0 placement.replica=local",
+        "placement=balanced workload.num_experts=9 placement.num_redundant=3",
+        "placement=balanced launch.num_ranks=1",
+        "placement=balanced placement.num_redundant=32 routing=hot_rank",
+        "placement=round_robin routing=one_rank",
+    ],
+)
+def test_placements_that_fit_are_accepted(words, container):
+    check_config(config_from_dict(container("hardware=cpu", *words.split())))
 
 
 ACCEPTED = [

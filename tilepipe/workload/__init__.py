@@ -3,6 +3,8 @@
 Knows nothing of tiles, sends, fabrics or devices.
 """
 
+from tilepipe.workload.place import place
+from tilepipe.workload.placement import Placed, Placement
 from tilepipe.workload.routing import Imbalance, Routing, draw, imbalance
 from tilepipe.workload.shapes import (
     GemmShape,
@@ -19,6 +21,8 @@ from tilepipe.workload.trace import Selection, Trace, deal, read_counts, read_tr
 __all__ = [
     "GemmShape",
     "Imbalance",
+    "Placed",
+    "Placement",
     "Routing",
     "Selection",
     "Trace",
@@ -30,6 +34,7 @@ __all__ = [
     "grouped_gemm_flops",
     "imbalance",
     "logical_bytes",
+    "place",
     "read_counts",
     "read_trace",
     "row_bytes",

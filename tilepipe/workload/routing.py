@@ -14,7 +14,7 @@ from tilepipe.config import schemas
 from tilepipe.workload import laws, quota
 from tilepipe.workload.trace import Selection, Trace, deal, place_of_row, read_counts, read_trace
 
-__all__ = ["Imbalance", "Routing", "draw", "imbalance"]
+__all__ = ["Imbalance", "Routing", "draw", "imbalance", "rows_of_experts"]
 
 _DrawnLaw = (
     schemas.UniformRouting
@@ -37,8 +37,8 @@ class Routing:
     """The choices of all tokens, one array per rank; ranks may hold different token counts.
 
     Ids of one row are distinct, but for -1 = dropped slot, whose weight is 0. Weights of a drawn
-    row sum to 1 over its valid slots; recorded weights stay as recorded. Expert e lives on rank
-    e // (num_experts // num_ranks).
+    row sum to 1 over its valid slots; recorded weights stay as recorded. Where a rank is asked for,
+    ids are physical experts (see `placement`): id e lives on rank e // (num_experts // num_ranks).
     """
 
     topk_idx: tuple[NDArray[np.int32], ...]  # per rank (num_tokens, num_topk)
@@ -63,7 +63,6 @@ def draw(
     num_topk: int,
 ) -> Routing:
     """The routing that a law describes; equal arguments give equal arrays on every machine."""
-    assert num_experts % num_ranks == 0, f"{num_experts} experts on {num_ranks} ranks"
     assert num_topk <= num_experts, f"topk {num_topk} of {num_experts} experts"
     group = laws.Group(num_ranks=num_ranks, num_experts=num_experts, num_topk=num_topk)
     if isinstance(law, schemas.TraceRouting):
@@ -83,13 +82,19 @@ def draw(
 
 def imbalance(routing: Routing, num_ranks: int) -> Imbalance:
     """How much more than the mean the fullest expert, and the fullest receiving rank, gets."""
-    rows = np.zeros(routing.num_experts, dtype=np.int64)
-    for ids in routing.topk_idx:
-        rows += np.bincount(ids[ids >= 0], minlength=routing.num_experts)
+    rows = rows_of_experts(routing)
     return Imbalance(
         expert_max_over_mean=_max_over_mean(rows),
         rank_max_over_mean=_max_over_mean(rows.reshape(num_ranks, -1).sum(axis=1)),
     )
+
+
+def rows_of_experts(routing: Routing) -> NDArray[np.int64]:  # (num_experts,)
+    """Rows that all ranks together send to each expert of the routing's own numbering."""
+    rows = np.zeros(routing.num_experts, np.int64)
+    for ids in routing.topk_idx:
+        rows += np.bincount(ids[ids >= 0], minlength=routing.num_experts)
+    return rows
 
 
 def _max_over_mean(rows: NDArray[np.int64]) -> float | None:
