@@ -7,12 +7,12 @@ been done nobody may read where it goes, nor write where a bulk store still read
 
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 import numpy as np
 
 from tests.ptx.grid import Grid
 from tests.ptx.memory import Fault
+from tests.ptx.races import View
 
 __all__ = ["Copies"]
 
@@ -42,7 +42,7 @@ class _Barrier:
 class Copies:
     """What has been started and is not done."""
 
-    def __init__(self, grid: Grid, dice: Random, races: Any) -> None:
+    def __init__(self, grid: Grid, dice: Random, races: View | None) -> None:
         self.grid, self.dice, self.races = grid, dice, races
         self._pending: list[_Copy] = []
         self._committed = {bulk: np.zeros(grid.num_lanes, int) for bulk in (False, True)}
@@ -61,6 +61,9 @@ class Copies:
                 raise Fault(f"{size} bytes from {source:#x} for 16, aligned")
             place, _ = self._shared(lane, target, 16)
             self.grid.shared.forget(place)
+            if self.races is not None and size:
+                self.races.read_range(lane, source, size)
+                self.races.write_shared(np.array([lane]), np.array([place.start]), 16)
             self._add(_Copy(lane, self._group(lane, False), target, source, size, 16))
 
     def load_bulk(self, lane: int, target: int, source: int, size: int, barrier: int) -> None:
@@ -76,6 +79,9 @@ class Copies:
                     raise Fault("a bulk load goes where a bulk store still reads")
         self.grid.shared.forget(place)
         self.grid.memory.bytes_at(source, size)
+        if self.races is not None:
+            self.races.read_range(lane, source, size)
+            self.races.write_shared(np.array([lane]), np.array([place.start]), size)
         self._add(_Copy(lane, -1, target, source, size, size, barrier, bulk=True))
 
     def store_bulk(self, lane: int, target: int, source: int, size: int) -> None:
@@ -88,7 +94,8 @@ class Copies:
         copy = _Copy(lane, self._group(lane, True), target, source, size, size, bulk=True)
         copy.to_shared = False
         if self.races is not None:
-            self.races.write_later(self.grid, lane, target, size)
+            self.races.read_shared(np.array([lane]), np.array([place.start]), size)
+            self.races.write_later(lane, copy.group, target, size)
         self._add(copy)
 
     def _check_bulk(self, target: int, source: int, size: int) -> None:
@@ -114,7 +121,7 @@ class Copies:
                 self._finish(copy, read=read)
         if bulk and not read and self.races is not None:
             for lane in lanes.tolist():
-                self.races.written(self.grid, lane, int(committed[lane]) - count)
+                self.races.written(lane, int(committed[lane]) - count)
 
     def progress(self) -> None:
         """Some copies get on; called now and then."""
@@ -143,8 +150,6 @@ class Copies:
         if copy.to_shared:
             values = np.zeros(copy.room, np.uint8)
             values[: copy.size] = grid.memory.bytes_at(copy.source, copy.size)
-            if self.races is not None and copy.size:
-                self.races.read_range(grid, copy.lane, copy.source, copy.size)
             place, _ = self._shared(copy.lane, copy.target, copy.room)
             grid.shared.learn(place, values)
             if copy.barrier is not None:

@@ -16,6 +16,7 @@ import numpy as np
 from tests.ptx.alu import HELPERS, Namer, statement
 from tests.ptx.memory import Fault, Memory, Shared
 from tests.ptx.parse import Instruction, Program
+from tests.ptx.races import View
 
 __all__ = ["LANES", "Active", "Grid", "Step"]
 
@@ -69,7 +70,7 @@ class Grid:
         self.names = Namer(self.num_lanes)
         self.num_executed = 0
         self.steps: list[Step | None] = []
-        self.observer: Any = None  # races.Races, told of meetings
+        self.races: View | None = None  # told of meetings
 
     def prepare(self, operation: Callable[[Instruction], Act]) -> None:
         """Decode; `operation` gives what an instruction beyond registers and branches does."""
@@ -266,8 +267,8 @@ class Grid:
             if waiting.any() and (waiting | self.ended[own]).all():
                 self.waits[own][waiting] = _RUNS
                 self.pc[own][waiting] += 1
-                if self.observer is not None:
-                    self.observer.meet(self.lanes[own][waiting])
+                if self.races is not None:
+                    self.races.meet(self.lanes[own][waiting])
 
     def _let_go(self, s: slice) -> None:
         """Lanes that have ended are waited for no more."""

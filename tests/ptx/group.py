@@ -57,7 +57,7 @@ class InterpretedGroup(DeviceGroup):
         *,
         seed: int = 0,
         pace: Pace | None = None,
-        races: Any = None,
+        races: bool = False,
         apart: bool = False,  # each rank has its own stream, as in processes of their own
         limit_ns: int = 50_000_000,  # of a wait, on the clock of the machine
         plans_on_device: bool = False,

@@ -8,7 +8,6 @@ ends here, too.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from tests.ptx.grid import Grid
 from tests.ptx.memory import Fault, Memory
 from tests.ptx.operations import Operations
 from tests.ptx.parse import Program
+from tests.ptx.races import Races, View
 
 __all__ = ["Launch", "Machine", "Pace"]
 
@@ -47,9 +47,11 @@ class Machine:
     """A device."""
 
     def __init__(
-        self, memory: Memory, *, seed: int = 0, pace: Pace | None = None, races: Any = None
+        self, memory: Memory, *, seed: int = 0, pace: Pace | None = None, races: bool = False
     ) -> None:
-        self.memory, self.pace, self.races = memory, pace or Pace(), races
+        """`races`: look for accesses that nothing orders, which takes some times as long."""
+        self.memory, self.pace, self._looks_for_races = memory, pace or Pace(), races
+        self._races: Races | None = None
         self.dice = Random(seed)
         self.now_ns = 1_000_000
         self.num_instructions = 0  # of a group of warps at once
@@ -59,6 +61,12 @@ class Machine:
         """Run all launches, those of a stream one after the other; raises Fault."""
         waiting: list[Iterator[Launch]] = [iter(stream) for stream in streams]
         self._running = {}
+        if self._looks_for_races:
+            widest = [
+                max((one.num_ctas * one.program.num_threads for one in stream), default=0)
+                for stream in streams
+            ]
+            self._races = Races(self.memory, widest)
         for number, launches in enumerate(waiting):
             self._begin(number, launches)
         end = self.num_instructions + self.pace.limit
@@ -86,9 +94,10 @@ class Machine:
             num_ctas=launch.num_ctas,
             shared_bytes=launch.shared_bytes,
         )
-        grid.observer = None if self.races is None else self.races.begin(number, grid)
-        copies = Copies(grid, self.dice, grid.observer)
-        grid.prepare(Operations(grid, copies, lambda: self.now_ns, grid.observer).of)
+        if self._races is not None:
+            grid.races = View(self._races, number, grid.num_lanes, grid.shared.num_bytes)
+        copies = Copies(grid, self.dice, grid.races)
+        grid.prepare(Operations(grid, copies, lambda: self.now_ns, grid.races).of)
         self._running[number] = grid, copies
 
     def _turn(self, grid: Grid) -> None:

@@ -39,6 +39,8 @@ class Memory:
         self._begins = np.array([b.begin for b in self._buffers], np.uint64)
         self._ends = np.array([b.end for b in self._buffers], np.uint64)
         self._starts = [b.begin for b in self._buffers]
+        words = np.cumsum([0] + [(b.end - b.begin + 3) // 4 for b in self._buffers])
+        self._first_word, self.num_words = words[:-1], int(words[-1])
         self.base = self._buffers[0].begin & ~15
         size = (self._buffers[-1].end - self.base + 15) & ~15
         bytes_ = np.frombuffer((ctypes.c_uint8 * size).from_address(self.base), np.uint8)
@@ -51,6 +53,15 @@ class Memory:
             return f"{address:#x}, which is in no buffer"
         buffer = self._buffers[place]
         return f"{buffer.name}+{address - buffer.begin}"
+
+    def word_numbers(self, addresses: np.ndarray) -> np.ndarray:
+        """Number of the 32-bit word at each address, counted over all buffers."""
+        place = self._begins.searchsorted(addresses, "right") - 1
+        return self._first_word[place] + ((addresses - self._begins[place]) // 4).astype(np.int64)
+
+    def named_word(self, number: int) -> str:
+        place = int(self._first_word.searchsorted(number, "right")) - 1
+        return f"{self._buffers[place].name}+{4 * (number - int(self._first_word[place]))}"
 
     def check(self, addresses: np.ndarray, size: int) -> None:
         """Refuse accesses of `size` bytes that are not whole inside one buffer, or not aligned."""
@@ -101,6 +112,7 @@ class Shared:
         """`size`: dynamic bytes of a CTA."""
         self.size = size
         self._stride = (size + 15) & ~15
+        self.num_bytes = num_ctas * self._stride
         self._bytes = np.full(num_ctas * self._stride, 0xA5, np.uint8)
         self._known = np.zeros(num_ctas * self._stride, np.uint8)
         self._units = {width: self._bytes.view(unit) for width, unit in _UNITS.items()}

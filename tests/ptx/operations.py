@@ -13,6 +13,7 @@ from tests.ptx.copies import Copies
 from tests.ptx.grid import LANES, Act, Active, Grid
 from tests.ptx.memory import DYNAMIC_BASE, Fault
 from tests.ptx.parse import Instruction
+from tests.ptx.races import View
 
 __all__ = ["Operations"]
 
@@ -24,7 +25,9 @@ _STRONG = {"relaxed", "volatile", "acquire", "release"}
 class Operations:
     """Instructions of one launch."""
 
-    def __init__(self, grid: Grid, copies: Copies, now_ns: Callable[[], int], races: Any) -> None:
+    def __init__(
+        self, grid: Grid, copies: Copies, now_ns: Callable[[], int], races: View | None
+    ) -> None:
         self.grid, self.copies, self.now_ns, self.races = grid, copies, now_ns, races
 
     def of(self, instruction: Instruction) -> Act:
@@ -115,7 +118,7 @@ class Operations:
             def load(lanes: np.ndarray, addresses: np.ndarray) -> np.ndarray:
                 values = grid.memory.load(addresses, width, count)
                 if races is not None:
-                    races.read(grid, lanes, addresses, width * count, strong)
+                    races.read(lanes, addresses, width * count, strong)
                 return values
 
             return load
@@ -124,7 +127,9 @@ class Operations:
         def load_shared(lanes: np.ndarray, addresses: np.ndarray) -> np.ndarray:
             values = grid.shared.load(grid.cta_of[lanes], addresses, width, count)
             if races is not None:
-                races.read_shared(grid, lanes, addresses, width * count)
+                ctas = grid.cta_of[lanes]
+                places = grid.shared.check(ctas, addresses, width * count)
+                races.read_shared(lanes, places, width * count)
             return values
 
         return load_shared
@@ -152,7 +157,7 @@ class Operations:
             def store(lanes: np.ndarray, addresses: np.ndarray, values: np.ndarray) -> None:
                 grid.memory.store(addresses, values, width, count)
                 if races is not None:
-                    races.write(grid, lanes, addresses, width * count, strong)
+                    races.write(lanes, addresses, width * count, strong)
 
             return store
         assert any(part.startswith("shared") for part in parts), parts
@@ -160,7 +165,9 @@ class Operations:
         def store_shared(lanes: np.ndarray, addresses: np.ndarray, values: np.ndarray) -> None:
             grid.shared.store(grid.cta_of[lanes], addresses, values, width, count)
             if races is not None:
-                races.write_shared(grid, lanes, addresses, width * count)
+                ctas = grid.cta_of[lanes]
+                places = grid.shared.check(ctas, addresses, width * count)
+                races.write_shared(lanes, places, width * count)
 
         return store_shared
 
@@ -187,7 +194,7 @@ class Operations:
             lanes = self._lanes(s, m)
             addresses, values = address(lanes), read(lanes)
             if races is not None:
-                races.change(grid, lanes, addresses, width)
+                races.change(lanes, addresses, width)
             for number in range(len(lanes)):
                 at = addresses[number : number + 1]
                 old = grid.memory.load(at, width).view(dtype)
@@ -199,10 +206,10 @@ class Operations:
         return act
 
     def _fence(self, instruction: Instruction) -> Act:
-        grid, races = self.grid, self.races
+        races = self.races
         if races is None or instruction.parts[1] != "acq_rel":
             return lambda s, m: None
-        return lambda s, m: races.fence(grid, self._lanes(s, m))
+        return lambda s, m: races.fence(self._lanes(s, m))
 
     # Whole warps. Masks other than all lanes are not emitted.
 
@@ -263,14 +270,14 @@ class Operations:
 
     def _bar(self, instruction: Instruction) -> Act:
         _all_lanes(instruction.operands[0], instruction)
-        grid, races = self.grid, self.races
+        races = self.races
         if races is None:
             return lambda s, m: None
 
         def act(s: slice, m: Active) -> None:
             lanes = self._lanes(s, m)
             for warp in np.unique(lanes // LANES):
-                races.meet(grid, lanes[lanes // LANES == warp])
+                races.meet(lanes[lanes // LANES == warp])
 
         return act
 

@@ -1,0 +1,231 @@
+"""Data races of interpreted kernels, by the order that fences, flags and barriers make.
+
+Knows nothing of instructions. Two accesses of one word by two lanes, one of them a write and not
+both strong (relaxed at a scope, volatile), must be ordered: by `bar.sync`, `bar.warp.sync`, the
+end of a launch, or by a fence, a strong write, a strong read that has seen it, and a fence. What a
+run of one order of steps shows holds for all orders in which the same flags are seen, so a fence
+that is missing is found though the interpreter itself never reorders anything.
+
+Lenient where it does not matter here: scopes count as system, proxies as one, and of many readers
+of a word the latest is remembered.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from tests.ptx.memory import Fault, Memory
+
+__all__ = ["Races", "View"]
+
+_WORD = 4
+_NOT_YET = 2**30  # clock of a write that nobody has waited for
+
+
+class _Shadow:
+    """The latest accesses of each word."""
+
+    def __init__(self, num_words: int) -> None:
+        self.writer, self.reader = (np.full(num_words, -1, np.int32) for _ in range(2))
+        self.written, self.read = (np.zeros(num_words, np.int32) for _ in range(2))
+        self.strongly_written, self.strongly_read = (np.zeros(num_words, bool) for _ in range(2))
+
+
+class Races:
+    """Clocks of the lanes of all streams of a run; whoever starts it is ordered before all."""
+
+    def __init__(self, memory: Memory, lanes_of_streams: Sequence[int]) -> None:
+        self.memory = memory
+        ends = np.cumsum([0, *lanes_of_streams])
+        self._ranges = [slice(int(a), int(b)) for a, b in pairwise(ends)]
+        size = int(ends[-1])
+        # Row: what a lane knows of all; what it knew at its latest fence; what a fence will tell.
+        self.clock, self.released, self.seen = (np.zeros((size, size), np.int32) for _ in range(3))
+        own = np.arange(size)
+        self.clock[own, own] = 1
+        self.shadow = _Shadow(memory.num_words)
+        self._row_of = np.full(
+            memory.num_words, -1, np.int32
+        )  # of words that were written strongly
+        self._carried = np.zeros((64, size), np.int32)  # what a word tells those who read it
+        self._num_rows = 0
+
+    def begin(self, stream: int) -> slice:
+        """A launch of a stream begins: all lanes of the one before have ended."""
+        lanes = self._ranges[stream]
+        self.meet(np.arange(lanes.start, lanes.stop))
+        return lanes
+
+    def meet(self, lanes: np.ndarray) -> None:
+        self.clock[lanes] = self.clock[lanes].max(0)
+        self.clock[lanes, lanes] += 1
+
+    def fence(self, lanes: np.ndarray) -> None:
+        known = np.maximum(self.clock[lanes], self.seen[lanes])
+        self.released[lanes] = known
+        self.clock[lanes] = known
+        self.clock[lanes, lanes] += 1
+
+    # Words that carry order.
+
+    def tell(self, lanes: np.ndarray, words: np.ndarray, *, adds: bool) -> None:
+        """Strong writes: `adds` keeps what others have told before."""
+        for lane, word in zip(lanes.tolist(), words[:, 0].tolist(), strict=True):
+            row = self._row(word)
+            if adds:
+                self.seen[lane] = np.maximum(self.seen[lane], self._carried[row])
+                np.maximum(self._carried[row], self.released[lane], out=self._carried[row])
+            else:
+                self._carried[row] = self.released[lane]
+
+    def hear(self, lanes: np.ndarray, words: np.ndarray) -> None:
+        rows = self._row_of[words[:, 0]]
+        told = rows >= 0
+        if told.any():
+            lanes = lanes[told]
+            self.seen[lanes] = np.maximum(self.seen[lanes], self._carried[rows[told]])
+
+    def hush(self, words: np.ndarray) -> None:
+        """Weak writes tell nothing."""
+        rows = self._row_of[words]
+        if (rows >= 0).any():
+            self._carried[rows[rows >= 0]] = 0
+
+    def _row(self, word: int) -> int:
+        if self._row_of[word] < 0:
+            if self._num_rows == len(self._carried):
+                self._carried = np.concatenate([self._carried, np.zeros_like(self._carried)])
+            self._row_of[word] = self._num_rows
+            self._num_rows += 1
+        return int(self._row_of[word])
+
+
+class View:
+    """What the lanes of one launch do."""
+
+    def __init__(self, races: Races, stream: int, num_lanes: int, shared_bytes: int) -> None:
+        self.races = races
+        lanes = races.begin(stream)
+        assert num_lanes <= lanes.stop - lanes.start
+        self._first = lanes.start
+        self._shared = _Shadow(shared_bytes // _WORD)
+        self._late: dict[int, list[tuple[int, np.ndarray]]] = {}  # by lane: group and words
+
+    def meet(self, lanes: np.ndarray) -> None:
+        self.races.meet(lanes + self._first)
+
+    def fence(self, lanes: np.ndarray) -> None:
+        self.races.fence(lanes + self._first)
+
+    # Global memory.
+
+    def read(self, lanes: np.ndarray, addresses: np.ndarray, size: int, strong: bool) -> None:
+        words, lanes = self._words(addresses, size), lanes + self._first
+        self._note_read(self.races.shadow, lanes, words, strong)
+        if strong:
+            self.races.hear(lanes, words)
+
+    def write(self, lanes: np.ndarray, addresses: np.ndarray, size: int, strong: bool) -> None:
+        words, lanes = self._words(addresses, size), lanes + self._first
+        self._note_write(self.races.shadow, lanes, words, strong)
+        if strong:
+            self.races.tell(lanes, words, adds=False)
+        else:
+            self.races.hush(words)
+
+    def change(self, lanes: np.ndarray, addresses: np.ndarray, size: int) -> None:
+        """Atomics, which are strong."""
+        words, lanes = self._words(addresses, size), lanes + self._first
+        self._note_write(self.races.shadow, lanes, words, True)
+        self.races.tell(lanes, words, adds=True)
+
+    def read_range(self, lane: int, address: int, size: int) -> None:
+        self.read(np.array([lane]), np.array([address], np.uint64), size, False)
+
+    def write_later(self, lane: int, group: int, address: int, size: int) -> None:
+        """A bulk store has begun; its bytes are anybody's once `written`."""
+        words = self._words(np.array([address], np.uint64), size)
+        self._note_write(self.races.shadow, np.array([lane + self._first]), words, False)
+        self.races.shadow.written[words] = _NOT_YET
+        self._late.setdefault(lane, []).append((group, words))
+
+    def written(self, lane: int, num_groups: int) -> None:
+        """A lane has waited until its first groups of bulk stores are there."""
+        agent, shadow = lane + self._first, self.races.shadow
+        late = self._late.pop(lane, [])
+        for group, words in late:
+            if group < num_groups:
+                own = words[shadow.writer[words] == agent]
+                shadow.written[own] = self.races.clock[agent, agent]
+        self._late[lane] = [(group, words) for group, words in late if group >= num_groups]
+
+    def _words(self, addresses: np.ndarray, size: int) -> np.ndarray:
+        first = self.races.memory.word_numbers(addresses)
+        return first[:, None] + np.arange(-(-size // _WORD))
+
+    # Shared memory: places are bytes from the beginning of that of all CTAs.
+
+    def read_shared(self, lanes: np.ndarray, places: np.ndarray, size: int) -> None:
+        words = (places // _WORD)[:, None] + np.arange(size // _WORD)
+        self._note_read(self._shared, lanes + self._first, words, False)
+
+    def write_shared(self, lanes: np.ndarray, places: np.ndarray, size: int) -> None:
+        words = (places // _WORD)[:, None] + np.arange(size // _WORD)
+        self._note_write(self._shared, lanes + self._first, words, False)
+
+    # Order.
+
+    def _note_read(
+        self, shadow: _Shadow, lanes: np.ndarray, words: np.ndarray, strong: bool
+    ) -> None:
+        self._check(shadow, lanes, words, strong, "read", "written")
+        shadow.reader[words] = lanes[:, None]
+        shadow.read[words] = self.races.clock[lanes, lanes][:, None]
+        shadow.strongly_read[words] = strong
+
+    def _note_write(
+        self, shadow: _Shadow, lanes: np.ndarray, words: np.ndarray, strong: bool
+    ) -> None:
+        self._check(shadow, lanes, words, strong, "written", "written")
+        self._check(shadow, lanes, words, strong, "written", "read")
+        shadow.writer[words] = lanes[:, None]
+        # A strong write counts as part of the release before it.
+        clocks = self.races.released if strong else self.races.clock
+        shadow.written[words] = clocks[lanes, lanes][:, None]
+        shadow.strongly_written[words] = strong
+        if not strong and (shadow.writer[words] != lanes[:, None]).any():
+            raise Fault("a race: lanes write one word at once")
+
+    def _check(
+        self,
+        shadow: _Shadow,
+        lanes: np.ndarray,
+        words: np.ndarray,
+        strong: bool,
+        doing: str,
+        done: str,
+    ) -> None:
+        if done == "written":
+            others, clocks, strongly = shadow.writer, shadow.written, shadow.strongly_written
+        else:
+            others, clocks, strongly = shadow.reader, shadow.read, shadow.strongly_read
+        other, mine = others[words], np.broadcast_to(lanes[:, None], words.shape)
+        wrong = (other >= 0) & (other != mine)
+        if strong:
+            wrong &= ~strongly[words]
+        if not wrong.any():
+            return
+        wrong &= clocks[words] > self.races.clock[mine, np.maximum(other, 0)]
+        if wrong.any():
+            lane, by, word = mine[wrong][0], other[wrong][0], words[wrong][0]
+            where = self._name(shadow, int(word))
+            raise Fault(
+                f"a race: {where} is {doing} by lane {lane} and was {done} by lane {by}, which "
+                "nothing orders"
+            )
+
+    def _name(self, shadow: _Shadow, word: int) -> str:
+        if shadow is self._shared:
+            return f"word {word} of shared memory"
+        return self.races.memory.named_word(word)
