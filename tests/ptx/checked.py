@@ -1,16 +1,24 @@
 """Interpreted groups whose launches are checked in every word that they may write."""
 
 from collections.abc import Sequence
+from copy import copy
+from functools import partial
 from typing import Any
 
-from tests.gpu.groups import CheckedGroup
+import torch
+
+from tests.gpu.groups import CheckedGroup, rows_at
 from tests.ptx.group import InterpretedGroup
+from tilepipe.experiments.cuda.oracle import DeviceOracle
+from tilepipe.experiments.cuda.payload import fill_rows
+from tilepipe.fabric.table import Slot
+from tilepipe.kernels.group import DeviceGroup
 from tilepipe.kernels.launcher import Knobs
 from tilepipe.schedule.settings import PlanSettings
 from tilepipe.schedule.shape import Shape
 from tilepipe.workload.routing import Routing
 
-__all__ = ["CheckedRun"]
+__all__ = ["CheckedRun", "drift"]
 
 
 class CheckedRun(CheckedGroup):
@@ -39,3 +47,59 @@ class CheckedRun(CheckedGroup):
             **chosen,
         )
         self.num_launches = 0
+
+
+def drift(run: CheckedRun, routings: Sequence[Routing]) -> list[str]:
+    """Launch dispatch and combine with one routing after the other, each rank by itself.
+
+    No rank is held back by anything but the launch protocol. What each receives, and its tokens,
+    are compared as soon as its own launch has ended; returns what is not as it must be.
+    """
+    wrong: list[str] = []
+    for number, routing in enumerate(routings, 1):
+        view, uploads = _planned(run, routing, payload=number, epoch=2 * number - 1)
+        for rank in run.group.ranks:
+            run.group.then(rank, partial(_prepare, view, rank, uploads[rank]))
+        run.group.open(exchange=True)
+        run.group.dispatch()
+        for rank in run.group.ranks:
+            run.group.then(rank, partial(_compare, view._received, rank, number, wrong))
+        run.group.open(exchange=False)
+        run.group.combine()
+        for rank in run.group.ranks:
+            run.group.then(rank, partial(_compare, partial(_tokens, view), rank, number, wrong))
+    run.group.run()
+    return wrong
+
+
+def _planned(
+    run: CheckedRun, routing: Routing, *, payload: int, epoch: int
+) -> tuple[CheckedRun, dict[int, tuple[Any, ...]]]:
+    """A view of the run that knows one launch, and what the ranks upload for it."""
+    view = copy(run)
+    view.group, view.routing, view.payload = copy(run.group), routing, payload
+    uploads: dict[int, tuple[Any, ...]] = {}
+    view.group._upload = lambda rank, *values: uploads.update({rank: values})
+    view.group.set_routing(routing, epoch=epoch)
+    return view, uploads
+
+
+def _prepare(view: CheckedRun, rank: int, upload: tuple[Any, ...]) -> None:
+    DeviceGroup._upload(view.group, rank, *upload)
+    tokens = torch.arange(len(view.routing.topk_idx[rank]))
+    fill_rows(view.tensor(rank, Slot.x), view.payload, rank, tokens)
+    source, token, slot = (view._moved(part) for part in rows_at(view.routing, rank))
+    y, held = view.tensor(rank, Slot.y), view._held(rank)
+    fill_rows(y, view.payload, source, token, slot=slot, row_idx=held)
+
+
+def _tokens(view: CheckedRun, rank: int) -> list[str]:
+    """Of reduced tokens; those beyond may be of an earlier launch."""
+    oracle = DeviceOracle(view.routing, rank=rank, device=view.group.device)
+    out = view.tensor(rank, Slot.out)[: len(view.routing.topk_idx[rank])]
+    verdict = oracle.check_combined(view.payload, out, contender="combine", stage="before")
+    return [verdict.detail] * (not verdict.passed)
+
+
+def _compare(check: Any, rank: int, number: int, wrong: list[str]) -> None:
+    wrong.extend(f"launch {number}, rank {rank}: {fault}" for fault in check(rank))

@@ -3,12 +3,13 @@
 Knows nothing of what a launch must leave behind.
 """
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 
-from tests.ptx.machine import Launch, Machine, Pace
+from tests.ptx.machine import Launch, Machine, Pace, Task
 from tests.ptx.memory import Memory
 from tests.ptx.parse import Program, parse
 from tilepipe.kernels.buffers import buffer_specs
@@ -72,7 +73,7 @@ class InterpretedGroup(DeviceGroup):
         )
         self.machine = Machine(memory_of(self), seed=seed, pace=pace, races=races)
         self._limit_ns = limit_ns
-        self._streams: list[list[Launch]] = [[] for _ in (self.ranks if apart else range(1))]
+        self._streams: list[list[Task]] = [[] for _ in (self.ranks if apart else range(1))]
         self.launcher.launch = self._keep  # type: ignore[method-assign]
 
     def synchronize(self) -> None:
@@ -86,6 +87,10 @@ class InterpretedGroup(DeviceGroup):
         for stream in self._streams:
             stream.clear()
         self.machine.run(streams)
+
+    def then(self, rank: int, function: Callable[[], None]) -> None:
+        """What the host does for a rank once its launches so far have ended."""
+        self._streams[rank if len(self._streams) > 1 else 0].append(function)
 
     def _keep(self, name: str) -> None:
         ranks = self.ranks

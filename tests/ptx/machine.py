@@ -1,11 +1,13 @@
 """Launches of interpreted kernels, one after the other in a stream, streams beside each other.
 
+Between two launches of a stream the host may do something: a function in its place.
+
 Knows nothing of what kernels are for. Dice decide which warps run next and for how long; equal
 seeds give equal runs. The clock goes on with the instructions, so a wait that is bounded in time
 ends here, too.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -18,7 +20,7 @@ from tests.ptx.operations import Operations
 from tests.ptx.parse import Program
 from tests.ptx.races import Races, View
 
-__all__ = ["Launch", "Machine", "Pace"]
+__all__ = ["Launch", "Machine", "Pace", "Task"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,13 @@ class Launch:
     arguments: tuple[int, ...]
     num_ctas: int
     shared_bytes: int
+
+    @property
+    def num_lanes(self) -> int:
+        return self.num_ctas * self.program.num_threads
+
+
+Task = Launch | Callable[[], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +66,13 @@ class Machine:
         self.num_instructions = 0  # of a group of warps at once
         self._running: dict[int, tuple[Grid, Copies]] = {}
 
-    def run(self, streams: Sequence[Sequence[Launch]]) -> None:
+    def run(self, streams: Sequence[Sequence[Task]]) -> None:
         """Run all launches, those of a stream one after the other; raises Fault."""
-        waiting: list[Iterator[Launch]] = [iter(stream) for stream in streams]
+        waiting: list[Iterator[Task]] = [iter(stream) for stream in streams]
         self._running = {}
         if self._looks_for_races:
             widest = [
-                max((one.num_ctas * one.program.num_threads for one in stream), default=0)
+                max((one.num_lanes for one in stream if isinstance(one, Launch)), default=0)
                 for stream in streams
             ]
             self._races = Races(self.memory, widest)
@@ -82,10 +91,14 @@ class Machine:
             if self.num_instructions > end:
                 raise Fault(f"not done after {self.pace.limit} instructions:\n{self._where()}")
 
-    def _begin(self, number: int, launches: Iterator[Launch]) -> None:
-        launch = next(launches, None)
-        if launch is None:
-            return
+    def _begin(self, number: int, tasks: Iterator[Task]) -> None:
+        for task in tasks:
+            if isinstance(task, Launch):
+                self._start(number, task)
+                return
+            task()
+
+    def _start(self, number: int, launch: Launch) -> None:
         grid = Grid(
             launch.name,
             launch.program,
