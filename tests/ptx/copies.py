@@ -37,6 +37,8 @@ class _Barrier:
     pending: int
     phase: int = 0
     bytes: int = 0  # expected and not there
+    coming: np.ndarray | None = None  # what lanes that have arrived in this phase tell
+    told: np.ndarray | None = None  # what those of the latest phase have told
 
 
 class Copies:
@@ -62,7 +64,7 @@ class Copies:
             place, _ = self._shared(lane, target, 16)
             self.grid.shared.forget(place)
             if self.races is not None and size:
-                self.races.read_range(lane, source, size)
+                self.races.read_range(lane, source, size, bulk=False)
                 self.races.write_shared(np.array([lane]), np.array([place.start]), 16)
             self._add(_Copy(lane, self._group(lane, False), target, source, size, 16))
 
@@ -80,7 +82,7 @@ class Copies:
         self.grid.shared.forget(place)
         self.grid.memory.bytes_at(source, size)
         if self.races is not None:
-            self.races.read_range(lane, source, size)
+            self.races.read_range(lane, source, size, bulk=True)
             self.races.write_shared(np.array([lane]), np.array([place.start]), size)
         self._add(_Copy(lane, -1, target, source, size, size, barrier, bulk=True))
 
@@ -94,7 +96,8 @@ class Copies:
         copy = _Copy(lane, self._group(lane, True), target, source, size, size, bulk=True)
         copy.to_shared = False
         if self.races is not None:
-            self.races.read_shared(np.array([lane]), np.array([place.start]), size)
+            one, start = np.array([lane]), np.array([place.start])
+            self.races.read_shared(one, start, size, bulk=True)
             self.races.write_later(lane, copy.group, target, size)
         self._add(copy)
 
@@ -138,6 +141,8 @@ class Copies:
                     "shared memory"
                 )
             self._finish(copy, read=False)
+        if self.races is not None:
+            self.races.end()
 
     def _advance(self, copy: _Copy) -> None:
         if not copy.to_shared and copy.held is None:
@@ -180,6 +185,8 @@ class Copies:
         """Arrive, and expect bytes in this phase."""
         barrier = self._barrier(lane, address)
         barrier.bytes += num_bytes
+        if self.races is not None:
+            barrier.coming = self.races.arrive(lane, barrier.coming)
         self._arrive(lane, address, arrivals=1)
 
     def has_passed(self, lane: int, address: int, parity: int) -> bool:
@@ -189,7 +196,11 @@ class Copies:
             mine = copy.barrier == address and self.grid.cta_of[copy.lane] == cta
             if mine and self.dice.random() < 0.5:
                 self._advance(copy)
-        return self._barrier(lane, address).phase % 2 != parity
+        barrier = self._barrier(lane, address)
+        passed = barrier.phase % 2 != parity
+        if passed and self.races is not None and barrier.told is not None:
+            self.races.pass_barrier(lane, barrier.told)
+        return passed
 
     def _arrive(self, lane: int, address: int, *, arrivals: int = 0, num_bytes: int = 0) -> None:
         barrier = self._barrier(lane, address)
@@ -200,6 +211,7 @@ class Copies:
         if barrier.pending == barrier.bytes == 0:
             barrier.phase += 1
             barrier.pending = barrier.count
+            barrier.told, barrier.coming = barrier.coming, None
 
     def _barrier(self, lane: int, address: int) -> _Barrier:
         key = (int(self.grid.cta_of[lane]), address)

@@ -12,6 +12,7 @@ import torch
 from tests.ptx.machine import Launch, Machine, Pace, Task
 from tests.ptx.memory import Memory
 from tests.ptx.parse import Program, parse
+from tilepipe.config.limits import SHARED_BYTES
 from tilepipe.kernels.buffers import buffer_specs
 from tilepipe.kernels.group import DeviceGroup
 from tilepipe.kernels.launcher import (
@@ -22,7 +23,7 @@ from tilepipe.kernels.launcher import (
     opens,
     plan_constants_of,
 )
-from tilepipe.kernels.move import SHARED_BYTES, shared_bytes
+from tilepipe.kernels.move import shared_bytes
 from tilepipe.schedule.settings import PlanSettings
 from tilepipe.schedule.shape import Shape
 

@@ -206,10 +206,12 @@ class Operations:
         return act
 
     def _fence(self, instruction: Instruction) -> Act:
-        races = self.races
-        if races is None or instruction.parts[1] != "acq_rel":
-            return lambda s, m: None
-        return lambda s, m: races.fence(self._lanes(s, m))
+        races, kind = self.races, instruction.parts[1]
+        if races is not None and kind == "acq_rel":
+            return lambda s, m: races.fence(self._lanes(s, m))
+        if races is not None and kind == "proxy":
+            return lambda s, m: races.fence_proxy(self._lanes(s, m))
+        return lambda s, m: None
 
     # Whole warps. Masks other than all lanes are not emitted.
 

@@ -6,8 +6,12 @@ end of a launch, or by a fence, a strong write, a strong read that has seen it, 
 run of one order of steps shows holds for all orders in which the same flags are seen, so a fence
 that is missing is found though the interpreter itself never reorders anything.
 
-Lenient where it does not matter here: scopes count as system, proxies as one, and of many readers
-of a word the latest is remembered.
+Bulk copies run in a proxy of their own: one reads what others have stored only behind a proxy
+fence of its lane, and what one has stored is published only by a release behind its wait and such a
+fence.
+
+Lenient where it does not matter here: scopes count as system, the proxies of writes that meet are
+not told apart, and of many readers of a word two are remembered.
 """
 
 from collections.abc import Sequence
@@ -20,16 +24,28 @@ from tests.ptx.memory import Fault, Memory
 __all__ = ["Races", "View"]
 
 _WORD = 4
-_NOT_YET = 2**30  # clock of a write that nobody has waited for
+_NOT_YET = 2**30  # clock of a write that no fence can publish yet
 
 
 class _Shadow:
     """The latest accesses of each word."""
 
     def __init__(self, num_words: int) -> None:
-        self.writer, self.reader = (np.full(num_words, -1, np.int32) for _ in range(2))
-        self.written, self.read = (np.zeros(num_words, np.int32) for _ in range(2))
-        self.strongly_written, self.strongly_read = (np.zeros(num_words, bool) for _ in range(2))
+        self.write, self.read, self.other_read = (_Latest(num_words) for _ in range(3))
+
+
+class _Latest:
+    """One access of each word: who, at which of its clocks, and whether it was strong."""
+
+    def __init__(self, num_words: int) -> None:
+        self.lane = np.full(num_words, -1, np.int32)
+        self.clock = np.zeros(num_words, np.int32)
+        self.strong = np.zeros(num_words, bool)
+
+    def keep(self, words: np.ndarray, lanes: np.ndarray, clocks: np.ndarray, strong: bool) -> None:
+        self.lane[words] = lanes
+        self.clock[words] = clocks
+        self.strong[words] = strong
 
 
 class Races:
@@ -40,14 +56,16 @@ class Races:
         ends = np.cumsum([0, *lanes_of_streams])
         self._ranges = [slice(int(a), int(b)) for a, b in pairwise(ends)]
         size = int(ends[-1])
-        # Row: what a lane knows of all; what it knew at its latest fence; what a fence will tell.
-        self.clock, self.released, self.seen = (np.zeros((size, size), np.int32) for _ in range(3))
+        # Row: what a lane knows of all; what it knew at its latest fence; what a fence will tell;
+        # what its bulk copies know.
+        self.clock, self.released, self.seen, self.proxy = (
+            np.zeros((size, size), np.int32) for _ in range(4)
+        )
         own = np.arange(size)
         self.clock[own, own] = 1
         self.shadow = _Shadow(memory.num_words)
-        self._row_of = np.full(
-            memory.num_words, -1, np.int32
-        )  # of words that were written strongly
+        # Of words that were written strongly.
+        self._row_of = np.full(memory.num_words, -1, np.int32)
         self._carried = np.zeros((64, size), np.int32)  # what a word tells those who read it
         self._num_rows = 0
 
@@ -55,6 +73,7 @@ class Races:
         """A launch of a stream begins: all lanes of the one before have ended."""
         lanes = self._ranges[stream]
         self.meet(np.arange(lanes.start, lanes.stop))
+        self.fence_proxy(np.arange(lanes.start, lanes.stop))
         return lanes
 
     def meet(self, lanes: np.ndarray) -> None:
@@ -65,6 +84,10 @@ class Races:
         known = np.maximum(self.clock[lanes], self.seen[lanes])
         self.released[lanes] = known
         self.clock[lanes] = known
+        self.clock[lanes, lanes] += 1
+
+    def fence_proxy(self, lanes: np.ndarray) -> None:
+        self.proxy[lanes] = self.clock[lanes]
         self.clock[lanes, lanes] += 1
 
     # Words that carry order.
@@ -110,13 +133,38 @@ class View:
         assert num_lanes <= lanes.stop - lanes.start
         self._first = lanes.start
         self._shared = _Shadow(shared_bytes // _WORD)
-        self._late: dict[int, list[tuple[int, np.ndarray]]] = {}  # by lane: group and words
+        # Of bulk stores, by lane: group and words; words of those that it has waited for.
+        self._late: dict[int, list[tuple[int, np.ndarray]]] = {}
+        self._arrived: dict[int, list[np.ndarray]] = {}
 
     def meet(self, lanes: np.ndarray) -> None:
         self.races.meet(lanes + self._first)
 
     def fence(self, lanes: np.ndarray) -> None:
         self.races.fence(lanes + self._first)
+
+    def fence_proxy(self, lanes: np.ndarray) -> None:
+        for lane in lanes.tolist():
+            self._publishable(lane, self._arrived.pop(lane, []))
+        self.races.fence_proxy(lanes + self._first)
+
+    def end(self) -> None:
+        """The launch has ended, and so have its copies."""
+        for lane in {*self._late, *self._arrived}:
+            late = [words for _, words in self._late.get(lane, [])]
+            self._publishable(lane, late + self._arrived.get(lane, []))
+
+    # Barriers in shared memory: what lanes tell when they arrive and hear when they have waited.
+
+    def arrive(self, lane: int, told: np.ndarray | None) -> np.ndarray:
+        own = lane + self._first
+        known = self.races.clock[own].copy()
+        self.races.clock[own, own] += 1
+        return known if told is None else np.maximum(known, told)
+
+    def pass_barrier(self, lane: int, told: np.ndarray) -> None:
+        own = self.races.clock[lane + self._first]
+        np.maximum(own, told, out=own)
 
     # Global memory.
 
@@ -140,25 +188,30 @@ class View:
         self._note_write(self.races.shadow, lanes, words, True)
         self.races.tell(lanes, words, adds=True)
 
-    def read_range(self, lane: int, address: int, size: int) -> None:
-        self.read(np.array([lane]), np.array([address], np.uint64), size, False)
+    def read_range(self, lane: int, address: int, size: int, *, bulk: bool) -> None:
+        words = self._words(np.array([address], np.uint64), size)
+        self._note_read(self.races.shadow, np.array([lane + self._first]), words, False, bulk)
 
     def write_later(self, lane: int, group: int, address: int, size: int) -> None:
         """A bulk store has begun; its bytes are anybody's once `written`."""
         words = self._words(np.array([address], np.uint64), size)
         self._note_write(self.races.shadow, np.array([lane + self._first]), words, False)
-        self.races.shadow.written[words] = _NOT_YET
+        self.races.shadow.write.clock[words] = _NOT_YET
         self._late.setdefault(lane, []).append((group, words))
 
     def written(self, lane: int, num_groups: int) -> None:
         """A lane has waited until its first groups of bulk stores are there."""
-        agent, shadow = lane + self._first, self.races.shadow
         late = self._late.pop(lane, [])
-        for group, words in late:
-            if group < num_groups:
-                own = words[shadow.writer[words] == agent]
-                shadow.written[own] = self.races.clock[agent, agent]
+        there = [words for group, words in late if group < num_groups]
+        self._arrived.setdefault(lane, []).extend(there)
         self._late[lane] = [(group, words) for group, words in late if group >= num_groups]
+
+    def _publishable(self, lane: int, stores: list[np.ndarray]) -> None:
+        """From now on a release of the lane covers what its bulk stores have written."""
+        agent, latest = lane + self._first, self.races.shadow.write
+        for words in stores:
+            own = words[latest.lane[words] == agent]
+            latest.clock[own] = self.races.clock[agent, agent]
 
     def _words(self, addresses: np.ndarray, size: int) -> np.ndarray:
         first = self.races.memory.word_numbers(addresses)
@@ -166,9 +219,11 @@ class View:
 
     # Shared memory: places are bytes from the beginning of that of all CTAs.
 
-    def read_shared(self, lanes: np.ndarray, places: np.ndarray, size: int) -> None:
+    def read_shared(
+        self, lanes: np.ndarray, places: np.ndarray, size: int, *, bulk: bool = False
+    ) -> None:
         words = (places // _WORD)[:, None] + np.arange(size // _WORD)
-        self._note_read(self._shared, lanes + self._first, words, False)
+        self._note_read(self._shared, lanes + self._first, words, False, bulk)
 
     def write_shared(self, lanes: np.ndarray, places: np.ndarray, size: int) -> None:
         words = (places // _WORD)[:, None] + np.arange(size // _WORD)
@@ -177,52 +232,63 @@ class View:
     # Order.
 
     def _note_read(
-        self, shadow: _Shadow, lanes: np.ndarray, words: np.ndarray, strong: bool
-    ) -> None:
-        self._check(shadow, lanes, words, strong, "read", "written")
-        shadow.reader[words] = lanes[:, None]
-        shadow.read[words] = self.races.clock[lanes, lanes][:, None]
-        shadow.strongly_read[words] = strong
-
-    def _note_write(
-        self, shadow: _Shadow, lanes: np.ndarray, words: np.ndarray, strong: bool
-    ) -> None:
-        self._check(shadow, lanes, words, strong, "written", "written")
-        self._check(shadow, lanes, words, strong, "written", "read")
-        shadow.writer[words] = lanes[:, None]
-        # A strong write counts as part of the release before it.
-        clocks = self.races.released if strong else self.races.clock
-        shadow.written[words] = clocks[lanes, lanes][:, None]
-        shadow.strongly_written[words] = strong
-        if not strong and (shadow.writer[words] != lanes[:, None]).any():
-            raise Fault("a race: lanes write one word at once")
-
-    def _check(
         self,
         shadow: _Shadow,
         lanes: np.ndarray,
         words: np.ndarray,
         strong: bool,
+        bulk: bool = False,
+    ) -> None:
+        mine = np.broadcast_to(lanes[:, None], words.shape)
+        clocks = np.broadcast_to(self.races.clock[lanes, lanes][:, None], words.shape)
+        self._check(shadow, shadow.write, mine, words, strong, "read", "written", bulk)
+        beside = self._unordered(shadow.read, mine, words)
+        shadow.read.keep(words[~beside], mine[~beside], clocks[~beside], strong)
+        if beside.any():
+            shadow.other_read.keep(words[beside], mine[beside], clocks[beside], strong)
+
+    def _note_write(
+        self, shadow: _Shadow, lanes: np.ndarray, words: np.ndarray, strong: bool
+    ) -> None:
+        mine = np.broadcast_to(lanes[:, None], words.shape)
+        self._check(shadow, shadow.write, mine, words, strong, "written", "written")
+        self._check(shadow, shadow.read, mine, words, strong, "written", "read")
+        self._check(shadow, shadow.other_read, mine, words, strong, "written", "read")
+        # A strong write counts as part of the release before it.
+        clocks = (self.races.released if strong else self.races.clock)[lanes, lanes]
+        shadow.write.keep(words, mine, np.broadcast_to(clocks[:, None], words.shape), strong)
+        if not strong and (shadow.write.lane[words] != mine).any():
+            raise Fault("a race: lanes write one word at once")
+
+    def _unordered(
+        self, latest: _Latest, mine: np.ndarray, words: np.ndarray, bulk: bool = False
+    ) -> np.ndarray:
+        """Where another lane's access is not known to come before."""
+        other = latest.lane[words]
+        clock = self.races.proxy if bulk else self.races.clock
+        known = clock[mine, np.maximum(other, 0)]
+        return (other >= 0) & (other != mine) & (latest.clock[words] > known)
+
+    def _check(
+        self,
+        shadow: _Shadow,
+        latest: _Latest,
+        mine: np.ndarray,
+        words: np.ndarray,
+        strong: bool,
         doing: str,
         done: str,
+        bulk: bool = False,
     ) -> None:
-        if done == "written":
-            others, clocks, strongly = shadow.writer, shadow.written, shadow.strongly_written
-        else:
-            others, clocks, strongly = shadow.reader, shadow.read, shadow.strongly_read
-        other, mine = others[words], np.broadcast_to(lanes[:, None], words.shape)
-        wrong = (other >= 0) & (other != mine)
+        wrong = self._unordered(latest, mine, words, bulk)
         if strong:
-            wrong &= ~strongly[words]
-        if not wrong.any():
-            return
-        wrong &= clocks[words] > self.races.clock[mine, np.maximum(other, 0)]
+            wrong &= ~latest.strong[words]
         if wrong.any():
-            lane, by, word = mine[wrong][0], other[wrong][0], words[wrong][0]
-            where = self._name(shadow, int(word))
+            lane, by = mine[wrong][0], latest.lane[words[wrong]][0]
+            where = self._name(shadow, int(words[wrong][0]))
             raise Fault(
-                f"a race: {where} is {doing} by lane {lane} and was {done} by lane {by}, which "
-                "nothing orders"
+                f"a race: {where} is {doing} by {'a bulk copy of ' * bulk}lane {lane} and was "
+                f"{done} by lane {by}, which nothing orders"
             )
 
     def _name(self, shadow: _Shadow, word: int) -> str:
