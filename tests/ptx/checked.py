@@ -63,7 +63,7 @@ def drift(run: CheckedRun, routings: Sequence[Routing]) -> list[str]:
         run.group.open(exchange=True)
         run.group.dispatch()
         for rank in run.group.ranks:
-            run.group.then(rank, partial(_compare, view._received, rank, number, wrong))
+            run.group.then(rank, partial(_compare, partial(_rows, view), rank, number, wrong))
         run.group.open(exchange=False)
         run.group.combine()
         for rank in run.group.ranks:
@@ -86,6 +86,7 @@ def _planned(
 
 def _prepare(view: CheckedRun, rank: int, upload: tuple[Any, ...]) -> None:
     DeviceGroup._upload(view.group, rank, *upload)
+    view.group.touch(rank, Slot.x, Slot.y, Slot.topk_idx, Slot.topk_weights, writes=True)
     tokens = torch.arange(len(view.routing.topk_idx[rank]))
     fill_rows(view.tensor(rank, Slot.x), view.payload, rank, tokens)
     source, token, slot = (view._moved(part) for part in rows_at(view.routing, rank))
@@ -93,8 +94,15 @@ def _prepare(view: CheckedRun, rank: int, upload: tuple[Any, ...]) -> None:
     fill_rows(y, view.payload, source, token, slot=slot, row_idx=held)
 
 
+def _rows(view: CheckedRun, rank: int) -> list[str]:
+    """Of rows that have come, and of their ways home."""
+    view.group.touch(rank, Slot.recv_x, Slot.row_home, writes=False)
+    return view._received(rank)
+
+
 def _tokens(view: CheckedRun, rank: int) -> list[str]:
     """Of reduced tokens; those beyond may be of an earlier launch."""
+    view.group.touch(rank, Slot.out, writes=False)
     oracle = DeviceOracle(view.routing, rank=rank, device=view.group.device)
     out = view.tensor(rank, Slot.out)[: len(view.routing.topk_idx[rank])]
     verdict = oracle.check_combined(view.payload, out, contender="combine", stage="before")

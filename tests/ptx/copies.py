@@ -171,10 +171,12 @@ class Copies:
     # Barriers.
 
     def init_barrier(self, lane: int, address: int, count: int) -> None:
-        self._shared(lane, address, 8)
+        place, _ = self._shared(lane, address, 8)
         key = (int(self.grid.cta_of[lane]), address)
         if key in self._barriers:
             raise Fault("a barrier is set up while it is one")
+        if self.races is not None:
+            self.races.write_shared(np.array([lane]), np.array([place.start]), 8)
         self._barriers[key] = _Barrier(count, count)
 
     def drop_barrier(self, lane: int, address: int) -> None:
@@ -217,6 +219,9 @@ class Copies:
         key = (int(self.grid.cta_of[lane]), address)
         if key not in self._barriers:
             raise Fault(f"no barrier has been set up at {address} of shared memory")
+        if self.races is not None:
+            place, _ = self._shared(lane, address, 8)
+            self.races.read_shared(np.array([lane]), np.array([place.start]), 8)
         return self._barriers[key]
 
     def _group(self, lane: int, bulk: bool) -> int:

@@ -3,7 +3,7 @@
 Knows nothing of what a launch must leave behind.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -13,6 +13,7 @@ from tests.ptx.machine import Launch, Machine, Pace, Task
 from tests.ptx.memory import Memory
 from tests.ptx.parse import Program, parse
 from tilepipe.config.limits import SHARED_BYTES
+from tilepipe.fabric.table import Slot
 from tilepipe.kernels.buffers import buffer_specs
 from tilepipe.kernels.group import DeviceGroup
 from tilepipe.kernels.launcher import (
@@ -63,6 +64,7 @@ class InterpretedGroup(DeviceGroup):
         apart: bool = False,  # each rank has its own stream, as in processes of their own
         limit_ns: int = 50_000_000,  # of a wait, on the clock of the machine
         plans_on_device: bool = False,
+        programs: Mapping[str, Program] | None = None,  # of some launches, in place of their own
     ) -> None:
         super().__init__(
             settings,
@@ -74,6 +76,7 @@ class InterpretedGroup(DeviceGroup):
         )
         self.machine = Machine(memory_of(self), seed=seed, pace=pace, races=races)
         self._limit_ns = limit_ns
+        self._programs = dict(programs or {})
         self._streams: list[list[Task]] = [[] for _ in (self.ranks if apart else range(1))]
         self.launcher.launch = self._keep  # type: ignore[method-assign]
 
@@ -93,6 +96,13 @@ class InterpretedGroup(DeviceGroup):
         """What the host does for a rank once its launches so far have ended."""
         self._streams[rank if len(self._streams) > 1 else 0].append(function)
 
+    def touch(self, rank: int, *slots: Slot, writes: bool) -> None:
+        """Say that the host reads or writes whole buffers; from a function given to `then`."""
+        tensors = [self.tensor(rank, slot) for slot in slots]
+        places = [(tensor.data_ptr(), tensor.nbytes) for tensor in tensors if tensor.nbytes]
+        stream = rank if len(self._streams) > 1 else 0
+        self.machine.host_touches(stream, places, writes=writes)
+
     def _keep(self, name: str) -> None:
         ranks = self.ranks
         if len(self._streams) == 1:
@@ -108,7 +118,7 @@ class InterpretedGroup(DeviceGroup):
             constants = plan_constants_of(self.settings, self.shape)
         else:
             constants = constants_of(name, self.settings, self.shape, self.knobs)
-        program = program_of(name, constants)
+        program = self._programs.get(name) or program_of(name, constants)
         if opens(name):
             return Launch(
                 name=name,

@@ -91,6 +91,17 @@ class Machine:
             if self.num_instructions > end:
                 raise Fault(f"not done after {self.pace.limit} instructions:\n{self._where()}")
 
+    def host_touches(self, stream: int, places: Sequence[tuple[int, int]], *, writes: bool) -> None:
+        """The host, between two launches of a stream, reads or writes (address, bytes)."""
+        if self._races is None:
+            return
+        view, lane = View(self._races, stream, 0, 0), np.zeros(1, int)
+        for address, size in places:
+            if writes:
+                view.write(lane, np.array([address], np.uint64), size, False)
+            else:
+                view.read(lane, np.array([address], np.uint64), size, False)
+
     def _begin(self, number: int, tasks: Iterator[Task]) -> None:
         for task in tasks:
             if isinstance(task, Launch):

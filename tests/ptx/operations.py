@@ -67,6 +67,9 @@ class Operations:
         names = operand if isinstance(operand, tuple) else (operand,)
         return [self.grid.names.register(name) for name in names]
 
+    def _nop(self, instruction: Instruction) -> Act:
+        return lambda s, m: None
+
     # Registers from elsewhere.
 
     def _mov(self, instruction: Instruction) -> Act:

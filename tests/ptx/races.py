@@ -72,22 +72,27 @@ class Races:
     def begin(self, stream: int) -> slice:
         """A launch of a stream begins: all lanes of the one before have ended."""
         lanes = self._ranges[stream]
-        self.meet(np.arange(lanes.start, lanes.stop))
-        self.fence_proxy(np.arange(lanes.start, lanes.stop))
+        numbers = np.arange(lanes.start, lanes.stop)
+        if len(numbers):
+            self.meet(numbers)
+            self.fence_proxy(numbers)
         return lanes
 
     def meet(self, lanes: np.ndarray) -> None:
-        self.clock[lanes] = self.clock[lanes].max(0)
+        rows = _rows(lanes)
+        self.clock[rows] = self.clock[rows].max(0)
         self.clock[lanes, lanes] += 1
 
     def fence(self, lanes: np.ndarray) -> None:
-        known = np.maximum(self.clock[lanes], self.seen[lanes])
-        self.released[lanes] = known
-        self.clock[lanes] = known
+        rows = _rows(lanes)
+        known = np.maximum(self.clock[rows], self.seen[rows])
+        self.released[rows] = known
+        self.clock[rows] = known
         self.clock[lanes, lanes] += 1
 
     def fence_proxy(self, lanes: np.ndarray) -> None:
-        self.proxy[lanes] = self.clock[lanes]
+        rows = _rows(lanes)
+        self.proxy[rows] = self.clock[rows]
         self.clock[lanes, lanes] += 1
 
     # Words that carry order.
@@ -122,6 +127,12 @@ class Races:
             self._row_of[word] = self._num_rows
             self._num_rows += 1
         return int(self._row_of[word])
+
+
+def _rows(lanes: np.ndarray) -> slice | np.ndarray:
+    """Rising numbers as an index: neighbours as a slice, which copies nothing."""
+    first, last = int(lanes[0]), int(lanes[-1])
+    return slice(first, last + 1) if last - first + 1 == len(lanes) else lanes
 
 
 class View:
