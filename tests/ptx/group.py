@@ -92,6 +92,10 @@ class InterpretedGroup(DeviceGroup):
             stream.clear()
         self.machine.run(streams)
 
+    def drop(self, rank: int) -> None:
+        """Forget what a rank was to run, as if its process had died."""
+        self._streams[rank].clear()
+
     def then(self, rank: int, function: Callable[[], None]) -> None:
         """What the host does for a rank once its launches so far have ended."""
         self._streams[rank if len(self._streams) > 1 else 0].append(function)

@@ -59,7 +59,7 @@ class Machine:
         self, memory: Memory, *, seed: int = 0, pace: Pace | None = None, races: bool = False
     ) -> None:
         """`races`: look for accesses that nothing orders, which takes some times as long."""
-        self.memory, self.pace, self._looks_for_races = memory, pace or Pace(), races
+        self.memory, self.pace, self.looks_for_races = memory, pace or Pace(), races
         self._races: Races | None = None
         self.dice = Random(seed)
         self.now_ns = 1_000_000
@@ -70,7 +70,7 @@ class Machine:
         """Run all launches, those of a stream one after the other; raises Fault."""
         waiting: list[Iterator[Task]] = [iter(stream) for stream in streams]
         self._running = {}
-        if self._looks_for_races:
+        if self.looks_for_races:
             widest = [
                 max((one.num_lanes for one in stream if isinstance(one, Launch)), default=0)
                 for stream in streams

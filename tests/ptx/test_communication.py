@@ -1,0 +1,134 @@
+"""Dispatch and combine on the CPU: every word that they leave, and no two accesses unordered."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.experiments.groups import random_routing  # noqa: E402
+from tests.experiments.pairwise import pairwise  # noqa: E402
+from tests.gpu.groups import NEVER  # noqa: E402
+from tests.ptx.checked import CheckedRun, drift  # noqa: E402
+from tests.ptx.machine import Pace  # noqa: E402
+from tilepipe.config.choices import (  # noqa: E402
+    Copy,
+    Granularity,
+    HomeGranularity,
+    Layout,
+    Order,
+)
+from tilepipe.fabric.table import Slot  # noqa: E402
+from tilepipe.fabric.watch import WatchdogTimeout  # noqa: E402
+from tilepipe.kernels.launcher import Knobs  # noqa: E402
+from tilepipe.schedule.settings import PlanSettings  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+# What is compiled, by copy. Rows are one vector, or several of a lane, or pieces of unlike length.
+CODE = {
+    Copy.simt: [
+        {"num_ranks": 1, "hidden": 8, "num_topk": 1, "flag_batch": 1},
+        {"num_ranks": 2, "hidden": 520, "num_topk": 3, "flag_batch": 4},
+        {"num_ranks": 4, "hidden": 64, "num_topk": 2, "flag_batch": 3},
+    ],
+    Copy.tma: [
+        {"num_ranks": 1, "hidden": 200, "num_topk": 3, "flag_batch": 1, "num_stages": 2},
+        {"num_ranks": 2, "hidden": 264, "num_topk": 2, "flag_batch": 3, "num_stages": 3},
+        {"num_ranks": 4, "hidden": 136, "num_topk": 1, "flag_batch": 4, "num_stages": 1},
+    ],
+}
+PARTS = [{"copy": copy, "code": number} for copy, codes in CODE.items() for number in range(3)]
+# What decides the code; order and layout, which do not, take turns over the cases.
+AXES = {
+    "copy": list(Copy),
+    "code": [0, 1, 2],
+    "granularity": list(Granularity),
+    "home_granularity": list(HomeGranularity),
+}
+COVER = [
+    {
+        **case,
+        "order": list(Order)[number % len(Order)],
+        "layout": list(Layout)[number % 2],
+        "kind": ("uniform", "masked", "one_expert")[number // 2 % 3],
+        "num_ctas": 1 + number // 3 % 2,
+    }
+    for number, case in enumerate(pairwise(AXES, lambda case: True, parts=PARTS))
+]
+TWO_RANKS = {**COVER[0], "copy": Copy.simt, "code": 1, "kind": "uniform"}
+# Tokens of the ranks in the first launch; some have none.
+TOKENS = [9, 0, 14, 5]
+NUM_LAUNCHES = 2
+
+
+def run_of(case, *, tokens=TOKENS, **chosen):
+    code = CODE[case["copy"]][case["code"]]
+    num_ranks = code["num_ranks"]
+    num_experts = 4 * num_ranks
+    routings = [
+        random_routing(
+            [tokens[(rank + launch) % len(tokens)] for rank in range(num_ranks)],
+            num_experts=num_experts,
+            num_topk=code["num_topk"],
+            kind=case["kind"],
+            seed=launch,
+        )
+        for launch in range(NUM_LAUNCHES)
+    ]
+    settings = PlanSettings(
+        num_ranks=num_ranks,
+        num_experts=num_experts,
+        num_topk=code["num_topk"],
+        tile_m=16,
+        num_n_tiles=1,
+        num_chunks=1,
+        seed=3,
+        **{key: case[key] for key in ("order", "granularity", "home_granularity", "layout")},
+    )
+    knobs = Knobs(
+        copy=case["copy"],
+        num_ctas=case["num_ctas"],
+        num_warps=2 // case["num_ctas"],
+        num_loads=2,
+        num_stages=code.get("num_stages", 1),
+        stage_bytes=256,
+        flag_batch=code["flag_batch"],
+    )
+    return CheckedRun(settings, knobs, routings, hidden=code["hidden"], **chosen), routings
+
+
+@pytest.mark.parametrize("number", range(len(COVER)))
+def test_rows_and_tokens_are_bit_for_bit_what_the_oracle_says_and_nothing_races(number):
+    case = COVER[number]
+    run, routings = run_of(case, seed=number, races=True)
+    check(run, routings)
+    # The same code with another order, warps out of step.
+    other = list(Order)[(number + 2) % len(Order)]
+    run, routings = run_of({**case, "order": other}, seed=number, pace=Pace(apart=0.3, steps=60))
+    check(run, routings)
+
+
+def check(run, routings):
+    for launch, routing in enumerate(routings):
+        run.prepare(routing, payload=11 + launch)
+        assert run.dispatch() == [], f"dispatch {launch}"
+        assert run.combine() == [], f"combine {launch}"
+
+
+@pytest.mark.parametrize("copy", list(Copy), ids=lambda copy: copy.name)
+def test_ranks_that_nothing_but_the_protocol_holds_back_never_meet_another_launch(copy):
+    case = {**TWO_RANKS, "copy": copy}
+    run, routings = run_of(case, seed=1, races=True, apart=True, pace=Pace(apart=0.2, steps=60))
+    assert drift(run, [*routings, routings[0]]) == []
+
+
+def test_a_rank_whose_peer_never_opens_its_launch_gives_up_and_says_for_whom_it_waited():
+    run, routings = run_of(TWO_RANKS, apart=True, limit_ns=200_000)
+    run.prepare(routings[0], payload=1)
+    run.group.open(exchange=True)
+    run.group.dispatch()
+    run.group.drop(rank=1)
+    run.group.run()
+    said = r"^rank 0 waited .*: role gate: rank 1 has opened launch 0, not 1; epoch 1$"
+    with pytest.raises(WatchdogTimeout, match=said):
+        run.group.check()
+    assert (run.tensor(0, Slot.row_home) == NEVER).all()
