@@ -9,6 +9,8 @@ holds lanes until all of the warp that have not ended are there, `bar.sync` thos
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -99,7 +101,7 @@ class Grid:
             "laneid": (self.lanes % LANES).astype(np.uint32),
         }
         namespace = {**HELPERS, **special, **self.names.values}
-        exec("\n".join(texts), namespace)  # text of alu.py
+        exec(_compiled("\n".join(texts)), namespace)  # text of alu.py
         for begin, end in blocks:
             self.steps[begin] = Step("plain", namespace[f"block_{begin}"], end, end - begin)
 
@@ -301,6 +303,11 @@ class Grid:
                 f"{instruction.line}, `{instruction.text}`"
             )
         return lines
+
+
+@cache
+def _compiled(text: str) -> CodeType:
+    return compile(text, "<ptx>", "exec")
 
 
 def _guarded(act: Act, guard: np.ndarray, negated: bool) -> Act:

@@ -250,24 +250,26 @@ class View:
         strong: bool,
         bulk: bool = False,
     ) -> None:
-        mine = np.broadcast_to(lanes[:, None], words.shape)
-        clocks = np.broadcast_to(self.races.clock[lanes, lanes][:, None], words.shape)
+        mine = lanes.repeat(words.shape[1]).reshape(words.shape)
+        clocks = self.races.clock[mine, mine]
         self._check(shadow, shadow.write, mine, words, strong, "read", "written", bulk)
         beside = self._unordered(shadow.read, mine, words)
+        if not beside.any():
+            shadow.read.keep(words, mine, clocks, strong)
+            return
         shadow.read.keep(words[~beside], mine[~beside], clocks[~beside], strong)
-        if beside.any():
-            shadow.other_read.keep(words[beside], mine[beside], clocks[beside], strong)
+        shadow.other_read.keep(words[beside], mine[beside], clocks[beside], strong)
 
     def _note_write(
         self, shadow: _Shadow, lanes: np.ndarray, words: np.ndarray, strong: bool
     ) -> None:
-        mine = np.broadcast_to(lanes[:, None], words.shape)
+        mine = lanes.repeat(words.shape[1]).reshape(words.shape)
         self._check(shadow, shadow.write, mine, words, strong, "written", "written")
         self._check(shadow, shadow.read, mine, words, strong, "written", "read")
         self._check(shadow, shadow.other_read, mine, words, strong, "written", "read")
         # A strong write counts as part of the release before it.
-        clocks = (self.races.released if strong else self.races.clock)[lanes, lanes]
-        shadow.write.keep(words, mine, np.broadcast_to(clocks[:, None], words.shape), strong)
+        clocks = (self.races.released if strong else self.races.clock)[mine, mine]
+        shadow.write.keep(words, mine, clocks, strong)
         if not strong and (shadow.write.lane[words] != mine).any():
             raise Fault("a race: lanes write one word at once")
 

@@ -104,7 +104,7 @@ def test_rows_and_tokens_are_bit_for_bit_what_the_oracle_says_and_nothing_races(
     # The same code with another order, warps out of step.
     other = list(Order)[(number + 2) % len(Order)]
     run, routings = run_of({**case, "order": other}, seed=number, pace=Pace(apart=0.3, steps=60))
-    check(run, routings)
+    check(run, routings[1:])
 
 
 def check(run, routings):

@@ -33,8 +33,6 @@ NEEDLESS = {
     ("combine", Copy.simt): {},
     # The barrier behind the address table: the one behind the rings' barriers stands for it, too.
     ("dispatch", Copy.tma): {CTA: {0}},
-    # Lanes store nothing beside rows that go home.
-    ("combine", Copy.tma): {CTA: {0}, WARP: {0, 1}},
 }
 
 
