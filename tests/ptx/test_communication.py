@@ -16,7 +16,8 @@ from tilepipe.config.choices import (  # noqa: E402
     Layout,
     Order,
 )
-from tilepipe.fabric.table import Slot  # noqa: E402
+from tilepipe.experiments.cuda.oracle import poison  # noqa: E402
+from tilepipe.fabric.table import Slot, Word  # noqa: E402
 from tilepipe.fabric.watch import WatchdogTimeout  # noqa: E402
 from tilepipe.kernels.launcher import Knobs  # noqa: E402
 from tilepipe.schedule.settings import PlanSettings  # noqa: E402
@@ -132,3 +133,35 @@ def test_a_rank_whose_peer_never_opens_its_launch_gives_up_and_says_for_whom_it_
     with pytest.raises(WatchdogTimeout, match=said):
         run.group.check()
     assert (run.tensor(0, Slot.row_home) == NEVER).all()
+
+
+@pytest.mark.parametrize("copy", list(Copy), ids=lambda copy: copy.name)
+def test_pushes_alone_and_a_reduction_alone_make_what_combine_makes(copy):
+    home = list(HomeGranularity)[copy is Copy.tma]
+    case = {**TWO_RANKS, "copy": copy, "home_granularity": home, "kind": "masked"}
+    run, routings = run_of(case, races=True)
+    group = run.group
+    for launch, routing in enumerate(routings[:1]):
+        run.prepare(routing, payload=launch)
+        assert run.dispatch() == []
+        for rank in group.ranks:
+            poison(run.tensor(rank, Slot.reduced))
+        group.open(exchange=False)
+        group.push()
+        group.open(exchange=False, preset=True)
+        group.reduce()
+        group.synchronize()
+        run.num_launches += 2
+        assert run.wrong_tokens(Slot.reduced) == []
+
+
+@pytest.mark.parametrize("granularity", list(Granularity), ids=lambda value: value.name)
+def test_nothing_waits_where_counters_are_preset_and_nothing_races(granularity):
+    run, routings = run_of({**TWO_RANKS, "granularity": granularity}, races=True)
+    run.prepare(routings[0], payload=1)
+    # Rank 0 sends nothing: without presets its peer would wait for it.
+    run.tensor(0, Slot.words)[int(Word.num_sends)] = 0
+    run.group.open(exchange=True, preset=True)
+    run.group.dispatch()
+    run.group.synchronize()
+    assert [int(run.tensor(rank, Slot.words)[Word.epoch]) for rank in run.group.ranks] == [1, 1]
