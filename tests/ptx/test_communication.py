@@ -135,24 +135,20 @@ def test_a_rank_whose_peer_never_opens_its_launch_gives_up_and_says_for_whom_it_
     assert (run.tensor(0, Slot.row_home) == NEVER).all()
 
 
-@pytest.mark.parametrize("copy", list(Copy), ids=lambda copy: copy.name)
-def test_pushes_alone_and_a_reduction_alone_make_what_combine_makes(copy):
-    home = list(HomeGranularity)[copy is Copy.tma]
-    case = {**TWO_RANKS, "copy": copy, "home_granularity": home, "kind": "masked"}
-    run, routings = run_of(case, races=True)
+def test_pushes_alone_and_a_reduction_alone_make_what_combine_makes():
+    chosen = {"copy": Copy.tma, "home_granularity": HomeGranularity.rank, "kind": "masked"}
+    run, routings = run_of({**TWO_RANKS, **chosen}, races=True)
     group = run.group
-    for launch, routing in enumerate(routings[:1]):
-        run.prepare(routing, payload=launch)
-        assert run.dispatch() == []
-        for rank in group.ranks:
-            poison(run.tensor(rank, Slot.reduced))
-        group.open(exchange=False)
-        group.push()
-        group.open(exchange=False, preset=True)
-        group.reduce()
-        group.synchronize()
-        run.num_launches += 2
-        assert run.wrong_tokens(Slot.reduced) == []
+    run.prepare(routings[0], payload=1)
+    assert run.dispatch() == []
+    for rank in group.ranks:
+        poison(run.tensor(rank, Slot.reduced))
+    group.open(exchange=False)
+    group.push()
+    group.open(exchange=False, preset=True)
+    group.reduce()
+    group.synchronize()
+    assert run.wrong_tokens(Slot.reduced) == []
 
 
 @pytest.mark.parametrize("granularity", list(Granularity), ids=lambda value: value.name)
