@@ -7,8 +7,8 @@ run of one order of steps shows holds for all orders in which the same flags are
 that is missing is found though the interpreter itself never reorders anything.
 
 Bulk copies run in a proxy of their own: one reads what others have stored only behind a proxy
-fence of its lane, and what one has stored is published only by a release behind its wait and such a
-fence.
+fence of its lane, and what one has stored is known to whoever comes after its wait and, behind
+that, a proxy fence of any lane. Only first lanes of warps may issue bulk stores.
 
 Lenient where it does not matter here: scopes count as system, the proxies of writes that meet are
 not told apart, and of many readers of a word two are remembered.
@@ -24,7 +24,8 @@ from tests.ptx.memory import Fault, Memory
 __all__ = ["Races", "View"]
 
 _WORD = 4
-_NOT_YET = 2**30  # clock of a write that no fence can publish yet
+_WARP = 32
+_NOT_YET = 2**30  # clock of a write that nobody has waited for
 
 
 class _Shadow:
@@ -56,17 +57,19 @@ class Races:
         ends = np.cumsum([0, *lanes_of_streams])
         self._ranges = [slice(int(a), int(b)) for a, b in pairwise(ends)]
         size = int(ends[-1])
+        # Columns: lanes, and the bulk stores of every warp.
+        self.num_lanes, columns = size, size + size // _WARP
         # Row: what a lane knows of all; what it knew at its latest fence; what a fence will tell;
         # what its bulk copies know.
         self.clock, self.released, self.seen, self.proxy = (
-            np.zeros((size, size), np.int32) for _ in range(4)
+            np.zeros((size, columns), np.int32) for _ in range(4)
         )
         own = np.arange(size)
         self.clock[own, own] = 1
         self.shadow = _Shadow(memory.num_words)
         # Of words that were written strongly.
         self._row_of = np.full(memory.num_words, -1, np.int32)
-        self._carried = np.zeros((64, size), np.int32)  # what a word tells those who read it
+        self._carried = np.zeros((64, columns), np.int32)  # what a word tells those who read it
         self._num_rows = 0
 
     def begin(self, stream: int) -> slice:
@@ -75,7 +78,11 @@ class Races:
         numbers = np.arange(lanes.start, lanes.stop)
         if len(numbers):
             self.meet(numbers)
-            self.fence_proxy(numbers)
+            # Of its own launches the bulk stores are there; what comes from others needs a fence.
+            own = slice(self.num_lanes + lanes.start // _WARP, self.num_lanes + lanes.stop // _WARP)
+            self.clock[lanes, own] = self.clock[lanes, lanes.start : lanes.stop : _WARP]
+            self.proxy[lanes] = self.clock[lanes]
+            self.clock[numbers, numbers] += 1
         return lanes
 
     def meet(self, lanes: np.ndarray) -> None:
@@ -91,7 +98,9 @@ class Races:
         self.clock[lanes, lanes] += 1
 
     def fence_proxy(self, lanes: np.ndarray) -> None:
-        rows = _rows(lanes)
+        rows, size = _rows(lanes), self.num_lanes
+        known = np.maximum(self.clock[rows, size:], self.clock[rows, :size:_WARP])
+        self.clock[rows, size:] = known
         self.proxy[rows] = self.clock[rows]
         self.clock[lanes, lanes] += 1
 
@@ -144,9 +153,7 @@ class View:
         assert num_lanes <= lanes.stop - lanes.start
         self._first = lanes.start
         self._shared = _Shadow(shared_bytes // _WORD)
-        # Of bulk stores, by lane: group and words; words of those that it has waited for.
-        self._late: dict[int, list[tuple[int, np.ndarray]]] = {}
-        self._arrived: dict[int, list[np.ndarray]] = {}
+        self._late: dict[int, list[tuple[int, np.ndarray]]] = {}  # by lane: group and words
 
     def meet(self, lanes: np.ndarray) -> None:
         self.races.meet(lanes + self._first)
@@ -155,15 +162,12 @@ class View:
         self.races.fence(lanes + self._first)
 
     def fence_proxy(self, lanes: np.ndarray) -> None:
-        for lane in lanes.tolist():
-            self._publishable(lane, self._arrived.pop(lane, []))
         self.races.fence_proxy(lanes + self._first)
 
     def end(self) -> None:
         """The launch has ended, and so have its copies."""
-        for lane in {*self._late, *self._arrived}:
-            late = [words for _, words in self._late.get(lane, [])]
-            self._publishable(lane, late + self._arrived.get(lane, []))
+        for lane in list(self._late):
+            self.written(lane, _NOT_YET)
 
     # Barriers in shared memory: what lanes tell when they arrive and hear when they have waited.
 
@@ -207,22 +211,25 @@ class View:
         """A bulk store has begun; its bytes are anybody's once `written`."""
         words = self._words(np.array([address], np.uint64), size)
         self._note_write(self.races.shadow, np.array([lane + self._first]), words, False)
-        self.races.shadow.write.clock[words] = _NOT_YET
+        latest = self.races.shadow.write
+        latest.lane[words], latest.clock[words] = self._bulk(lane), _NOT_YET
         self._late.setdefault(lane, []).append((group, words))
 
     def written(self, lane: int, num_groups: int) -> None:
         """A lane has waited until its first groups of bulk stores are there."""
+        agent, latest = lane + self._first, self.races.shadow.write
         late = self._late.pop(lane, [])
-        there = [words for group, words in late if group < num_groups]
-        self._arrived.setdefault(lane, []).extend(there)
+        for group, words in late:
+            if group < num_groups:
+                own = words[latest.lane[words] == self._bulk(lane)]
+                latest.clock[own] = self.races.clock[agent, agent]
         self._late[lane] = [(group, words) for group, words in late if group >= num_groups]
 
-    def _publishable(self, lane: int, stores: list[np.ndarray]) -> None:
-        """From now on a release of the lane covers what its bulk stores have written."""
-        agent, latest = lane + self._first, self.races.shadow.write
-        for words in stores:
-            own = words[latest.lane[words] == agent]
-            latest.clock[own] = self.races.clock[agent, agent]
+    def _bulk(self, lane: int) -> int:
+        """Column of the bulk stores of a lane."""
+        warp, place = divmod(lane + self._first, _WARP)
+        assert place == 0, "bulk stores of other lanes are not told apart"
+        return self.races.num_lanes + warp
 
     def _words(self, addresses: np.ndarray, size: int) -> np.ndarray:
         first = self.races.memory.word_numbers(addresses)
@@ -297,11 +304,13 @@ class View:
         if strong:
             wrong &= ~latest.strong[words]
         if wrong.any():
-            lane, by = mine[wrong][0], latest.lane[words[wrong]][0]
+            lane, by = mine[wrong][0], int(latest.lane[words[wrong]][0])
             where = self._name(shadow, int(words[wrong][0]))
+            warp = by - self.races.num_lanes
+            other = f"lane {by}" if warp < 0 else f"a bulk copy of lane {warp * _WARP}"
             raise Fault(
                 f"a race: {where} is {doing} by {'a bulk copy of ' * bulk}lane {lane} and was "
-                f"{done} by lane {by}, which nothing orders"
+                f"{done} by {other}, which nothing orders"
             )
 
     def _name(self, shadow: _Shadow, word: int) -> str:
