@@ -28,7 +28,6 @@ KINDS = (RELEASE, PROXY, WARP, CTA, ARRIVED)
 # launch, copy -> of each kind of instruction those, by number, without which nothing here is wrong
 NEEDLESS = {
     ("open_exchange", Copy.simt): {},
-    ("open", Copy.simt): {},
     ("dispatch", Copy.simt): {},
     ("combine", Copy.simt): {},
     # The barrier behind the address table: the one behind the rings' barriers stands for it, too.
