@@ -103,6 +103,14 @@ def test_rows_and_tokens_are_bit_for_bit_what_the_oracle_says_and_nothing_races(
     check(run, routings)
 
 
+@pytest.mark.parametrize("copy", list(Copy), ids=lambda copy: copy.name)
+def test_a_warp_that_moves_more_rows_than_it_has_lanes_raises_each_flag_once(copy):
+    """What lanes hold is found by the row's number modulo 32, which wraps."""
+    case = {**TWO_RANKS, "copy": copy, "code": 1, "granularity": Granularity.tile, "num_ctas": 1}
+    run, routings = run_of(case, tokens=[80 // CODE[copy][1]["num_topk"]], seed=5)
+    check(run, routings)
+
+
 @pytest.mark.parametrize("number", [3, 4])
 @pytest.mark.parametrize("order", [Order.edf, Order.expert], ids=lambda order: order.name)
 def test_warps_and_lanes_out_of_step_change_no_bit(number, order):
