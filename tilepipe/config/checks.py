@@ -7,7 +7,17 @@ import math
 import re
 from typing import Any
 
-from tilepipe.config.choices import L2, Copy, Dtype, Fabric, Law, Operation, Planner, Regime
+from tilepipe.config.choices import (
+    L2,
+    Baseline,
+    Copy,
+    Dtype,
+    Fabric,
+    Law,
+    Operation,
+    Planner,
+    Regime,
+)
 from tilepipe.config.limits import (
     MAX_LOOPBACK_RANKS,
     MAX_NVSHMEM_RANKS,
@@ -63,6 +73,7 @@ def check_config(config: Config) -> None:
     _check_kernels(config)
     _check_pace(config)
     _check_measure(config)
+    _check_baselines(config)
     _check_wrap(config)
 
 
@@ -291,6 +302,25 @@ def _check_pace(config: Config) -> None:
             allowed = f"the host executor has no links to throttle; {_LEAVE_OUT}"
         require(rate is None, "launch.pace_gbps", rate, allowed)
         require(delay == 0, "launch.pace_latency_ns", delay, allowed)
+
+
+def _check_baselines(config: Config) -> None:
+    """What a baseline needs of a point."""
+    names = f"[{','.join(baseline.name for baseline in config.measure.baselines)}]"
+    if not config.measure.baselines:
+        return
+    drop = "type measure.baselines=[]"
+    allowed = f"grouped_gemm moves no rows and has contenders of its own; {drop}"
+    require(config.operation is not Operation.grouped_gemm, "measure.baselines", names, allowed)
+    if Baseline.torch in config.measure.baselines and config.launch.fabric is not Fabric.host:
+        allowed = (
+            f"torch waits for the device in each launch; type measure.regime=isolated, or {drop}"
+        )
+        require(config.measure.regime is Regime.isolated, "measure.baselines", names, allowed)
+        apart = config.launch.num_ranks <= config.hardware.num_gpus
+        allowed = f"NCCL takes one rank a GPU, hardware.num_gpus={config.hardware.num_gpus}; {drop}"
+        nvshmem = config.launch.fabric is Fabric.nvshmem
+        require(apart or not nvshmem, "measure.baselines", names, allowed)
 
 
 def _check_measure(config: Config) -> None:

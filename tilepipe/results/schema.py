@@ -85,6 +85,12 @@ CONTENDERS = {
     "gemm_publish": "the GEMM raising flags that nobody reads",
     "gemm_contended": "the GEMM of the two above while communication runs into a spare buffer",
     "blas_per_expert": "one BLAS product an expert, no tiles",
+    "torch_dispatch": (
+        "dispatch by torch: gathered, exchanged by all_to_all_single (host: gloo; fabric nvshmem: "
+        "NCCL; ranks in one process: nothing to exchange), gathered by expert"
+    ),
+    "torch_combine": "combine by torch: the same way back, then one weighted sum over slots",
+    "torch_sequential": "torch's dispatch or combine, its grouped GEMM behind or before it",
 }
 
 
@@ -325,6 +331,7 @@ SUMMARY = _table(
         _count("num_redundant", "physical experts beyond one an expert; null where nothing ran"),
         _count("num_warmups", "untimed iterations before the timed ones"),
         *_CLOCKS,
+        _word("left_out", "baselines asked for and not run, and why; null: none"),
         _word("contender", f"null when not ok; {_meanings(CONTENDERS)}", *CONTENDERS),
         _word("component", "what the times below are of", *COMPONENTS),
         _count("num_iters", "timed iterations behind the times below"),
