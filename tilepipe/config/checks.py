@@ -199,8 +199,12 @@ _GPU_KEYS = {
     "stage_bytes": "stages",
     "flag_batch": "release fences to share",
 }
-# Keys of one copy only -> that copy.
-_OF_ONE_COPY = {"num_loads": Copy.simt, "num_stages": Copy.tma, "stage_bytes": Copy.tma}
+# Keys that only some copies take -> those copies.
+_COPIES_OF = {
+    "num_loads": (Copy.simt,),
+    "num_stages": (Copy.tma,),
+    "stage_bytes": (Copy.tma,),
+}
 _LEAVE_OUT = "leave the key out, or choose hardware with a GPU"
 
 
@@ -218,8 +222,8 @@ def _check_gpu_keys(config: Config) -> None:
         if on_host:
             allowed = f"the host executor has no {lacked}; {_LEAVE_OUT}"
             require(value is None, f"kernel.{key}", value, allowed)
-        elif kernel.copy is not _OF_ONE_COPY.get(key, kernel.copy):
-            own = _OF_ONE_COPY[key].name
+        elif kernel.copy not in _COPIES_OF.get(key, (kernel.copy,)):
+            own = " or ".join(copy.name for copy in _COPIES_OF[key])
             allowed = f"only kernel.copy={own} takes it; leave the key out, or type that copy"
             require(value is None, f"kernel.{key}", value, allowed)
         else:
