@@ -63,7 +63,7 @@ KEYS: dict[str, type] = {
 _RANK_KEYS: dict[str, type] = {"rank": int, "counts": dict, "verdicts": list, "clocks": object}
 # Key of the document, or `ranks/` and key of a rank's entry -> the version that brought it, and
 # what an older document is read as. Keys not named here are of version 1.
-_ADDED_IN: dict[str, tuple[int, Any]] = {"ranks/clocks": (2, None)}
+_ADDED_IN: dict[str, tuple[int, Any]] = {"ranks/clocks": (2, None), "left_out": (3, [])}
 _CLOCKS_KEYS: dict[str, type] = {
     "sm_mhz": int,
     "sm_mhz_min": int,
@@ -200,7 +200,7 @@ def document_faults(document: Any) -> list[str]:
         if not _is_number(value) or not math.isfinite(value):
             faults.append(f"figure {key} is {value!r}, want a finite number")
     for key in ("overrides", "left_out"):
-        if not all(isinstance(word, str) for word in document[key]):
+        if not all(isinstance(word, str) for word in document.get(key, ())):
             faults.append(f"{key} holds something else than words")
     for entry in document["ranks"]:
         faults += _rank_faults(entry, version)

@@ -41,11 +41,11 @@ ADDED_IN = {
     **dict.fromkeys(("l2", "regime", "pace_gbps", "pace_latency_ns"), 2),
     **dict.fromkeys(("sm_clock_mhz", "sm_clock_min_mhz", "sm_clock_max_mhz"), 2),
     **dict.fromkeys(("power_w", "temperature_c", "clock_reasons", "throttled"), 2),
-    **dict.fromkeys(("planner", "stage_bytes"), 3),
     **dict.fromkeys(("placement", "placement_path", "placement_layer", "placement_replica"), 3),
     **dict.fromkeys(("routing_request", "routing_first_token", "routing_max_tokens"), 3),
     "routing_num_layers": 3,
     **dict.fromkeys(("num_redundant", "physical_max_over_mean"), 3),
+    **dict.fromkeys(("planner", "stage_bytes", "left_out"), 3),
     **dict.fromkeys(("gbps_per_cta", "link_share", "memory_gbps", "memory_share"), 2),
 }
 
