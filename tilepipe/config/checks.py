@@ -15,6 +15,7 @@ from tilepipe.config.choices import (
     Fabric,
     Law,
     Operation,
+    Order,
     Planner,
     Regime,
 )
@@ -23,6 +24,7 @@ from tilepipe.config.limits import (
     MAX_NVSHMEM_RANKS,
     MAX_PLANNED_EXPERTS,
     MAX_TOPK,
+    PLANNED_ORDERS,
     SHARED_BYTES,
     WARPS_OF_SM,
     max_combine_warps,
@@ -250,16 +252,21 @@ def _check_kernels(config: Config) -> None:
         )
         require(warps is None or warps <= most, "kernel.num_comm_warps", warps, allowed)
     if kernel.planner is Planner.device:
-        num_experts = config.workload.num_experts
-        allowed = (
-            f"the plan kernel counts at most {MAX_PLANNED_EXPERTS} experts; lower it, or type "
-            "kernel.planner=numpy"
-        )
-        fits = num_experts <= MAX_PLANNED_EXPERTS
-        require(fits, "workload.num_experts", num_experts, allowed)
+        _check_planned(kernel.order, config.workload.num_experts)
     _check_residency(config, kernel)
     if kernel.copy is Copy.tma:
         _check_bulk(config, kernel)
+
+
+def _check_planned(order: Order, num_experts: int) -> None:
+    """What the kernel that makes the Plan knows."""
+    allowed = "the plan kernel has no such order; type kernel.planner=numpy"
+    require(order.name in PLANNED_ORDERS, "kernel.order", order.name, allowed)
+    allowed = (
+        f"the plan kernel counts at most {MAX_PLANNED_EXPERTS} experts; lower it, or type "
+        "kernel.planner=numpy"
+    )
+    require(num_experts <= MAX_PLANNED_EXPERTS, "workload.num_experts", num_experts, allowed)
 
 
 def _check_residency(config: Config, kernel: CommunicationKernel) -> None:
