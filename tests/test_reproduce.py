@@ -6,14 +6,19 @@ import sys
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 from tilepipe import reproduce
 from tilepipe.config import detect
+from tilepipe.config.checks import check_config
 from tilepipe.config.choices import Operation
-from tilepipe.config.register import CONF_DIR
+from tilepipe.config.register import CONF_DIR, register
+from tilepipe.config.schemas import config_from_dict
 from tilepipe.reproduce import experiments, main
 
 ROOT = Path(__file__).resolve().parents[1]
+DOC = (ROOT / "docs" / "reproducing.md").read_text(encoding="utf-8")
 NAMES = {path.stem for path in (CONF_DIR / "experiment").glob("*.yaml")}
 HARDWARE = {path.stem for path in (CONF_DIR / "hardware").glob("*.yaml")}
 
@@ -140,3 +145,70 @@ def test_the_makefile_has_at_most_fifteen_targets_each_with_a_word_of_help():
     assert targets == helped
     assert sorted(targets) == sorted(phony)
     assert len(targets) <= 15
+
+
+FLAGS = {
+    "--token-sweep": "workload.num_tokens",
+    "--dispatch-ctas": "kernel.num_comm_ctas",
+    "--comm-sms": "kernel.num_comm_ctas",
+    "--comm-impl": "kernel.copy",
+    "--copy": "kernel.copy",
+    "--comm-warps": "kernel.num_comm_warps",
+    "--experts": "workload.num_experts",
+}
+
+
+def originals():
+    """Flags of each original command line of the doc, and the words that replace it."""
+    rows = re.findall(
+        r"^\| `torchrun (.+)` \| `python -m tilepipe\.run (.+)` \|$", DOC, re.MULTILINE
+    )
+    for original, here in rows:
+        words = original.split()
+        flags = dict(zip(words, [*words[1:], ""], strict=True))
+        yield {flag: value for flag, value in flags.items() if flag[0] == "-"}, here.split()
+
+
+def test_what_replaces_an_original_command_line_sweeps_what_that_one_swept():
+    found = list(originals())
+
+    assert len(found) == 4
+    register()
+    for flags, words in found:
+        words = [*words, "hardware=h200_x8"]
+        with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+            cfg = compose("config", overrides=words, return_hydra_config=True)
+        for flag, key in FLAGS.items():
+            if flag in flags:
+                swept = OmegaConf.select(cfg, "hydra.sweeper.params").get(key)
+                values = str(swept or OmegaConf.select(cfg, key)).split(",")
+                assert set(flags[flag].split(",")) <= {v.removeprefix("Copy.") for v in values}
+        assert cfg.launch.num_ranks == int(flags["--nproc-per-node"])
+        assert (cfg.workload.hidden, cfg.workload.num_topk) == (7168, 8)
+        if "--gemm-n" in flags:
+            assert 2 * cfg.workload.intermediate == int(flags["--gemm-n"])
+        # What would be run is not refused, whichever count of the sweep it is.
+        del cfg.hydra
+        check_config(config_from_dict(OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)))
+
+
+def test_every_key_of_the_doc_is_one_that_can_be_typed():
+    typed = re.findall(r"`((?:kernel|workload|measure|launch)\.\w+)", DOC)
+
+    register()
+    with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+        cfg = compose("config", overrides=["hardware=h200_x8", "kernel=dispatch_gemm"])
+    assert {
+        key for key in typed if OmegaConf.select(cfg, key, default=KeyError) is KeyError
+    } == set()
+
+
+def test_targets_of_the_doc_are_those_of_the_makefile():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+
+    rows = re.findall(r"^\| `make ([a-z-]+)` \| `python -m (.+?)` \|", DOC, re.MULTILINE)
+    assert len(rows) == 6
+    for target, words in rows:
+        assert re.search(
+            rf"^{target}:.*\n\t\$\(BIN\)/python -m {re.escape(words)}$", makefile, re.MULTILINE
+        )
