@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -27,7 +28,9 @@ def typed_into(root):
     for name, how, line, code in blocks:
         lines = (root / name).read_text(encoding="utf-8").splitlines(keepends=True)
         (place,) = [n for n, text in enumerate(lines) if text.strip().startswith(line)]
-        lines[place : place + (how == "in place of")] = [code]
+        indent = re.match(" *", lines[place])[0]
+        block = textwrap.indent(code, indent) + ("" if indent else "\n\n")
+        lines[place : place + (how == "in place of")] = [block]
         (root / name).write_text("".join(lines), encoding="utf-8")
     schema = root / "tilepipe" / "results" / "schema.py"
     text = schema.read_text(encoding="utf-8")
