@@ -15,6 +15,7 @@ from tests.experiments.groups import (  # noqa: E402
 from tests.host.ranks import Failed, run_ranks  # noqa: E402
 from tilepipe.baselines.layer import TorchLayer  # noqa: E402
 from tilepipe.config.choices import Baseline, Layout, Operation  # noqa: E402
+from tilepipe.config.placements import BalancedPlacement  # noqa: E402
 from tilepipe.experiments import entry, setting  # noqa: E402
 
 CONTENDERS = {
@@ -83,6 +84,15 @@ def test_torch_is_timed_as_often_as_our_own_and_combine_has_no_plan():
         Operation.dispatch_gemm: whole,
         Operation.gemm_combine: stage,
     }
+
+
+def test_torch_equals_the_oracle_where_experts_have_replicas_and_physical_ones_are_unused():
+    routing = random_routing([20, 9, 20], num_experts=5, num_topk=3, kind="one_expert")
+    placement = BalancedPlacement(num_redundant=7)
+    configs = [config_of(operation, routing, placement=placement) for operation in CONTENDERS]
+
+    for records in measure_group(configs, routing):
+        assert wrong_verdicts(records) == []
 
 
 def without_arranging(rank, place, config, routing):

@@ -14,6 +14,7 @@ from tilepipe.config.schemas import config_from_dict  # noqa: E402
 from tilepipe.experiments.cuda.beside import BesideTorch, with_baselines  # noqa: E402
 from tilepipe.experiments.cuda.oracle import DeviceOracle  # noqa: E402
 from tilepipe.experiments.cuda.session import CudaSession  # noqa: E402
+from tilepipe.workload.placement import assign, contiguous  # noqa: E402
 
 ROUTINGS = {
     "one_rank": random_routing([40], num_experts=8, num_topk=2),
@@ -52,6 +53,7 @@ class Session:
             *(f"workload.num_topk={routing.topk_idx[0].shape[1]}",),
         )
         self.config, self.routing = config_from_dict(point.config), routing
+        self.placed = assign(contiguous(routing.num_experts, num_ranks), routing)
         self.ranks = range(num_ranks)
         self.timer = FakeTimer()
         heap = SimpleNamespace(is_whole=True)

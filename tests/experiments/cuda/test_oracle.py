@@ -123,7 +123,7 @@ def test_sums_in_another_order_are_judged_as_the_host_judges_them(name):
     routing = ROUTINGS[name]
     combined = Combined(routing, 0)
     num_tokens = len(routing.topk_idx[0])
-    host = Oracle(routing, rank=0)
+    host = Oracle(in_blocks(routing), rank=0)
     device = DeviceOracle(routing, rank=0, device="cpu")
     near, far = combined.out.copy(), combined.out.copy()
     near ^= 1  # the last bit: half of it is what rounding allows at most
