@@ -35,6 +35,12 @@ def test_words_choose_experiments_in_their_order():
     assert experiments(["gemm_combine", "grouped_gemm"]) == ["gemm_combine", "grouped_gemm"]
 
 
+def test_an_experiment_with_a_kernel_for_each_kind_of_hardware_counts_as_that_of_the_hardware():
+    assert "imbalance" in experiments(["dispatch"], hardware="h200_x1")
+    assert "imbalance" not in experiments(["dispatch"], hardware="cpu")
+    assert "imbalance" in experiments(["dispatch_gemm"], hardware="cpu")
+
+
 def test_an_unknown_word_is_refused_with_the_ones_there_are(capsys):
     assert main(["comm"]) == 2
     assert capsys.readouterr().err == (

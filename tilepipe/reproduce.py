@@ -20,11 +20,14 @@ from pathlib import Path
 
 from tilepipe.config import detect
 from tilepipe.config.choices import Operation
-from tilepipe.config.register import CONF_DIR
+from tilepipe.config.register import CONF_DIR, by_device
 
 __all__ = ["experiments", "main"]
 
-_KERNEL = re.compile(r"^\s*- override /kernel: (\w+)", re.MULTILINE)
+# A kernel option, or one for hardware with GPUs and another for the host executor.
+_KERNEL = re.compile(
+    r"^\s*- override /kernel: (?:\$\{tilepipe\.by_device:\$\{hardware\},(\w+),)?(\w+)", re.MULTILINE
+)
 _STOPPED = (130, 143)
 _GOOD = ("ok", "unsupported", "skipped")
 # Part of the name of a hardware option -> what it adds to what runs without it.
@@ -58,11 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     overrides = [word for word in words if "=" in word]
     kernels = [word for word in words if "=" not in word]
     try:
-        names = experiments(kernels)
+        names = experiments(kernels, hardware=_typed(overrides, "hardware", "auto"))
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    folder = Path(next((w[12:] for w in overrides if w.startswith("results_dir=")), "outputs"))
+    folder = Path(_typed(overrides, "results_dir", "outputs"))
     ended = []
     for name in names:
         ended.append(_run(name, overrides, folder))
@@ -74,8 +77,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any(one.code for one in ended))
 
 
-def experiments(kernels: Sequence[str]) -> list[str]:
+def _typed(overrides: Sequence[str], key: str, otherwise: str) -> str:
+    """The last value typed for a key."""
+    values = [word.partition("=")[2] for word in overrides if word.partition("=")[0] == key]
+    return values[-1] if values else otherwise
+
+
+def experiments(kernels: Sequence[str], *, hardware: str = "auto") -> list[str]:
     """Experiments with one of these kernel options, of all where none is named, in their order.
+
+    One whose kernel depends on the hardware counts as that of this hardware option.
 
     Raises ValueError for a word that no experiment has.
     """
@@ -83,7 +94,7 @@ def experiments(kernels: Sequence[str]) -> list[str]:
     for path in sorted((CONF_DIR / "experiment").glob("*.yaml")):
         found = _KERNEL.search(path.read_text(encoding="utf-8"))
         if found:
-            by_kernel[found[1]].append(path.stem)
+            by_kernel[by_device(hardware, found[1] or found[2], found[2])].append(path.stem)
     for word in kernels:
         if word not in by_kernel:
             raise ValueError(

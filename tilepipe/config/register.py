@@ -18,7 +18,7 @@ from tilepipe.config.choices import Operation, Resume
 from tilepipe.config.placements import PLACEMENTS
 from tilepipe.config.routings import ROUTINGS
 
-__all__ = ["CONF_DIR", "register", "scratch"]
+__all__ = ["CONF_DIR", "by_device", "register", "scratch"]
 
 # In a wheel conf/ lies inside the package, in a checkout beside it.
 _PACKAGE = Path(__file__).resolve().parents[1]
