@@ -153,6 +153,7 @@ _GPU_KEYS = {
 # Keys of one copy only -> that copy.
 _OF_ONE_COPY = {"num_loads": Copy.simt, "num_stages": Copy.tma}
 _LEAVE_OUT = "leave the key out, or choose hardware with a GPU"
+_ON_HOST = "leave the key out, or type hardware=cpu"
 
 
 def _check_gpu_keys(config: Config) -> None:
@@ -226,3 +227,5 @@ def _check_measure(config: Config) -> None:
         )
         allowed = "measure.l2=cold would flush inside the period; type measure.l2=warm too"
         require(isolated or l2 is L2.warm, "measure.regime", regime, allowed)
+        allowed = f"only the host executor records one; {_ON_HOST}"
+        require(not measure.timeline, "measure.timeline", measure.timeline, allowed)

@@ -214,6 +214,7 @@ class Measure:
     # share of its median to either side, or there are max_iters; null and null: num_iters exactly.
     max_iters: int | None = None
     interval: float | None = None
+    timeline: bool = False  # record one more launch, stamp by stamp, once all is timed
 
     def __post_init__(self) -> None:
         require(self.num_warmups >= 0, "measure.num_warmups", self.num_warmups, "must be 0 or more")

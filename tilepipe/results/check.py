@@ -15,13 +15,16 @@ import pyarrow.parquet as pq
 from tilepipe.measure.stats import integer_median
 from tilepipe.records import Outcome, Status
 from tilepipe.results.breakdown import terms_error
+from tilepipe.results.columns import allowed_words, schema_faults
 from tilepipe.results.pointfile import document_faults, outcome_of
-from tilepipe.results.schema import BREAKDOWN, POINT_FIGURES, SAMPLES, allowed_words, schema_faults
+from tilepipe.results.schema import BREAKDOWN, POINT_FIGURES, SAMPLES, TIMELINE
+from tilepipe.results.spans import span_faults
 from tilepipe.results.summary import slowest_rank
 from tilepipe.results.tables import samples_by_rank, stored_terms, summary_table, to_parquet
 
 __all__ = [
     "POINT_FILES",
+    "TIMELINE_FILE",
     "is_set_aside",
     "is_temporary",
     "load_point",
@@ -30,6 +33,9 @@ __all__ = [
 ]
 
 POINT_FILES = ("samples.parquet", "breakdown.parquet", "point.json")
+TIMELINE_FILE = "timeline.parquet"
+# What a point folder may hold besides: a recorded launch, and what is drawn from it.
+_MAY_HOLD = (TIMELINE_FILE, "timeline.json", "timeline.svg")
 _SET_ASIDE = re.compile(r"\.\d+$")  # what open_point_folder adds to an older folder's name
 _IDS = ("name", "config_id", "build_id", "repetition", "operation", "executor")
 
@@ -50,7 +56,10 @@ def point_faults(folder: Path) -> list[str]:
 
 
 def load_point(folder: Path) -> tuple[Outcome | None, list[str]]:
-    """The stored outcome, None where it cannot be read, and all that is wrong with the folder."""
+    """The stored outcome, None where it cannot be read, and all that is wrong with the folder.
+
+    Spans are checked, not brought along: `results.spans` reads them where they are wanted.
+    """
     try:
         return _load_point(folder)
     # Content that no check foresaw: numbers or names past what Python's own types take.
@@ -70,7 +79,12 @@ def _load_point(folder: Path) -> tuple[Outcome | None, list[str]]:
     faults += found
     if document is None or samples is None or breakdown is None:
         return None, faults
-    faults += _identity_faults(folder, document, samples, breakdown)
+    tables = {"samples.parquet": samples, "breakdown.parquet": breakdown}
+    if (folder / TIMELINE_FILE).exists():
+        timeline, found = _read_table(folder / TIMELINE_FILE, TIMELINE)
+        faults += found or _span_faults(document, timeline)
+        tables |= {} if timeline is None else {TIMELINE_FILE: timeline}
+    faults += _identity_faults(folder, document, tables)
     outcome = outcome_of(document, samples=samples_by_rank(samples), terms=stored_terms(breakdown))
     faults += _word_faults(outcome)
     if not faults:
@@ -90,7 +104,7 @@ def _entry_faults(folder: Path) -> list[str]:
             continue
         if is_temporary(path):
             faults.append(f"{path.name}: half-written file of a run that was cut short")
-        elif path.name not in POINT_FILES:
+        elif path.name not in (*POINT_FILES, *_MAY_HOLD):
             faults.append(f"{path.name}: does not belong into a point folder")
     return faults
 
@@ -133,8 +147,16 @@ def _value_faults(table: pa.Table, schema: pa.Schema) -> list[str]:
     return faults
 
 
+def _span_faults(document: dict[str, Any], timeline: pa.Table) -> list[str]:
+    status = document["status"]
+    if status != Status.ok.name:
+        return [f"{TIMELINE_FILE}: status {status}, but a timeline is kept"]
+    num_ranks = len(document["ranks"])
+    return [f"{TIMELINE_FILE}: {fault}" for fault in span_faults(timeline, num_ranks=num_ranks)]
+
+
 def _identity_faults(
-    folder: Path, document: dict[str, Any], samples: pa.Table, breakdown: pa.Table
+    folder: Path, document: dict[str, Any], tables: dict[str, pa.Table]
 ) -> list[str]:
     faults = []
     named = outcome_of(document, samples={}, terms=()).point.folder
@@ -143,7 +165,7 @@ def _identity_faults(
     parent = folder.resolve().parent.name
     if document["name"] != parent:
         faults.append(f"point.json: name is {document['name']}, it lies below {parent}")
-    for file, table in (("samples.parquet", samples), ("breakdown.parquet", breakdown)):
+    for file, table in tables.items():
         for key in _IDS:
             strange = sorted(set(pc.unique(table.column(key)).to_pylist()) - {document[key]})
             if strange:
@@ -151,7 +173,8 @@ def _identity_faults(
     ranks = [entry["rank"] for entry in document["ranks"]]
     if len(set(ranks)) != len(ranks):
         faults.append(f"point.json: ranks are {ranks}, want each once")
-    unknown = sorted(set(pc.unique(samples.column("rank")).to_pylist()) - set(ranks))
+    measured = pc.unique(tables["samples.parquet"].column("rank")).to_pylist()
+    unknown = sorted(set(measured) - set(ranks))
     if unknown:
         faults.append(f"samples.parquet: ranks {unknown} are not in point.json")
     return faults

@@ -1,4 +1,4 @@
-"""The three tables of a results folder, column by column, and what each number means.
+"""The four tables of a results folder, column by column, and what each number means.
 
 Knows nothing of how a value is reached, of files or of which point it belongs to.
 
@@ -13,7 +13,7 @@ from enum import Enum
 import pyarrow as pa
 
 from tilepipe.config import choices
-from tilepipe.records import Status
+from tilepipe.records import SpanKind, SpanRole, Status
 
 __all__ = [
     "BREAKDOWN",
@@ -25,10 +25,10 @@ __all__ = [
     "ROUTING_KEYS",
     "SAMPLES",
     "SCHEMA_VERSION",
+    "SPAN_KINDS",
     "SUMMARY",
     "TERMS",
-    "allowed_words",
-    "schema_faults",
+    "TIMELINE",
 ]
 
 SCHEMA_VERSION = 2
@@ -69,6 +69,16 @@ CONTENDERS = {
     "gemm_publish": "the GEMM raising flags that nobody reads",
     "gemm_contended": "the GEMM of the two above while communication runs into a spare buffer",
     "blas_per_expert": "one BLAS product an expert, no tiles",
+}
+SPAN_KINDS = {
+    "gate": "counters zeroed and ready words exchanged, until those of every rank are here",
+    "plan": "the Plan is made, or unpacked",
+    "send": "rows of one ticket are stored at a peer and their flag is raised",
+    "wait": "from the first look at a flag to the one that finds it raised",
+    "copy": "rows of an M tile are read, before its first output tile",
+    "tile": "one output tile is multiplied and stored, flags that it raises included",
+    "reduce": "tokens whose rows are home are summed",
+    "idle": "the rest: nothing was there to do",
 }
 
 
@@ -309,42 +319,42 @@ SUMMARY = _table(
         ),
     ],
 )
-
-
-def allowed_words(field: pa.Field) -> tuple[str, ...]:
-    """The only words that a column may hold; empty where any will do."""
-    words = (field.metadata or {}).get(b"allowed", b"").decode()
-    return tuple(words.split(",")) if words else ()
-
-
-def schema_faults(found: pa.Schema, want: pa.Schema) -> list[str]:
-    """How a stored schema differs from ours, one sentence each; another version is one fault."""
-    metadata = found.metadata or {}
-    for key, value in want.metadata.items():
-        if metadata.get(key) != value:
-            text = metadata.get(key, b"nothing").decode(errors="replace")
-            return [f"{key.decode()} is {text}, want {value.decode()}"]
-    faults = []
-    if sorted(found.names) != sorted(want.names) or len(set(found.names)) != len(found.names):
-        missing = sorted(set(want.names) - set(found.names))
-        unknown = sorted(set(found.names) - set(want.names))
-        faults.append(f"columns missing {missing}, unknown {unknown}")
-    elif found.names != want.names:
-        faults.append("columns are in another order")
-    for field in want:
-        if found.names.count(field.name) == 1:
-            faults += _field_faults(found.field(field.name), field)
-    return faults
-
-
-def _field_faults(found: pa.Field, want: pa.Field) -> list[str]:
-    if found.type != want.type or found.nullable != want.nullable:
-        spelled = [f"{f.type}{'' if f.nullable else ' not null'}" for f in (found, want)]
-        return [f"column {want.name} is {spelled[0]}, want {spelled[1]}"]
-    metadata = found.metadata or {}
-    return [
-        f"column {want.name}: {key.decode()} is not what this version writes"
-        for key, value in want.metadata.items()
-        # Only our keys: a Parquet reader adds its own.
-        if metadata.get(key) != value
-    ]
+# Of the clock that the ranks of a host share.
+_RECORDED = (
+    "one launch from behind the barrier to this rank's last result, of contender fused or of what "
+    "an operation without one has first; recorded after all timed ones, so no sample is stamped"
+)
+TIMELINE = _table(
+    "timeline",
+    [
+        *_IDENTITY,
+        _count("rank", "rank that did it", nullable=False),
+        _word(
+            "lane",
+            "who did it, one thing at a time: a thread on the host; on a GPU the number of an SM, "
+            "then .WARP where warps of an SM work apart",
+            nullable=False,
+        ),
+        _word("role", "what the lane was there for", *_names(SpanRole), nullable=False),
+        _word("kind", _meanings(SPAN_KINDS), *_names(SpanKind), nullable=False),
+        _time("start_ns", "start, on the ranks' common clock", window=_RECORDED, nullable=False),
+        _time("end_ns", "end, on the same clock", window=_RECORDED, nullable=False),
+        _count("expert", "its number in the whole group"),
+        _count("m_tile", "M tile, of the rank that owns the expert"),
+        _count("n_tile", "N tile"),
+        _count("chunk", "N chunk"),
+        _count("peer", "rank that receives"),
+        _count("ticket", "place in the sending order of the rank"),
+        _count("num_rows", "rows that were sent, read or multiplied; tokens that were summed"),
+        _count(
+            "deadline",
+            "where the GEMM of the rank that owns the expert first asks for it: place in hand-out "
+            "order; of a row on its way home: first token of its run",
+        ),
+        _time(
+            "lateness_ns",
+            "of a wait: ready minus first asked for; null where the first look found it ready",
+            window=_RECORDED,
+        ),
+    ],
+)
