@@ -122,6 +122,15 @@ class Pusher:
         for number in range(len(self._tickets)):
             self._push(number, 0, int(self._tickets.num_rows[number]), None)
 
+    def push_after(self, computed: threading.Event) -> None:
+        """Push every row whole once the GEMM has ended."""
+        self._watch.until(
+            computed.is_set,
+            lambda: "role push: the GEMM has not ended",
+            sleep=lambda _: computed.wait(THREAD_LOOK_S),
+        )
+        self.push_all()
+
     def push_as_completed(self, queue: CompletionQueue) -> None:
         """Push units as they appear; of those at hand, the one that the plan's order puts first."""
         self._lane.lap(SpanKind.idle)

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilepipe.fabric.host import HeapPlace, HostHeap
-from tilepipe.fabric.watch import THREAD_LOOK_S
 from tilepipe.host.buffers import (
     DispatchTarget,
     HomeTarget,
@@ -166,13 +165,14 @@ class HostRank:
                 if count_early and form is Form.fused:
                     early.count()
 
-            def after_store(m_tile: int, n_tile: int) -> None:
-                self._pause_tile(form, n_tile)
-                first_tile.set()
-
-            lane = self._lanes.computing
             gemm.run(
-                plan, self.recv_x, out, before_tile=before_tile, after_store=after_store, lane=lane
+                plan,
+                self.recv_x,
+                out,
+                before_tile=before_tile,
+                after_read=lambda _: self._pause_tile(form),
+                after_store=lambda *_: first_tile.set(),
+                lane=self._lanes.computing,
             )
             first_tile.set()
 
@@ -192,7 +192,7 @@ class HostRank:
 
         def compute() -> None:
             lane, slow = self._lanes.computing, self.delays.gemm_ms
-            gemm.run(self.current_plan, a, out, before_tile=lambda _: pause(slow), lane=lane)
+            gemm.run(self.current_plan, a, out, after_read=lambda _: pause(slow), lane=lane)
 
         return self._threads.run(start_ns, start_ns, compute=compute, send=None)
 
@@ -244,15 +244,17 @@ class HostRank:
             if form is Form.fused and tile == plan.layout.num_tiles - 1:
                 self._hold_last_tile(pusher)
 
-        def after_store(m_tile: int, n_tile: int) -> None:
-            self._pause_tile(form, n_tile)
-            if form is not Form.sequential:
-                queue.tile_stored(m_tile, n_tile)
-
         def compute() -> None:
             nonlocal pushed_before_last
-            lane = self._lanes.computing
-            gemm.run(plan, a, y, before_tile=before_tile, after_store=after_store, lane=lane)
+            gemm.run(
+                plan,
+                a,
+                y,
+                before_tile=before_tile,
+                after_read=lambda _: self._pause_tile(form),
+                after_store=None if form is Form.sequential else queue.tile_stored,
+                lane=self._lanes.computing,
+            )
             pushed_before_last = pusher.num_pushed
             computed.set()
             if form is Form.sequential:
@@ -262,12 +264,7 @@ class HostRank:
 
         def send() -> None:
             if form is Form.sequential:
-                self.watch.until(
-                    computed.is_set,
-                    lambda: "role push: the GEMM has not ended",
-                    sleep=lambda _: computed.wait(THREAD_LOOK_S),
-                )
-                pusher.push_all()
+                pusher.push_after(computed)
             else:
                 pusher.push_as_completed(queue)
 
@@ -277,9 +274,7 @@ class HostRank:
 
     # Parts of launches.
 
-    def _pause_tile(self, form: Form, n_tile: int) -> None:
-        if n_tile:
-            return  # once an M tile
+    def _pause_tile(self, form: Form) -> None:
         pause(self.delays.gemm_ms)
         if form in (Form.fused, Form.gemm_publish, Form.gemm_contended):
             pause(self.delays.publish_ms)

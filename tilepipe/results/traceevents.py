@@ -98,22 +98,30 @@ def _timed(
         )
         return (rank, span.lane) in threads and touches and span.kind is not SpanKind.idle
 
-    timed: list[tuple[int, int, Event]] = []
+    # Time, number of the slice, and more than 0 for a flow: what begins at one time stays in order.
+    timed: list[tuple[tuple[int, int, int], Event]] = []
+    number_of: dict[int, int] = {}
     for rank, spans in recording.spans.items():
         for span in spans:
             if shown(rank, span):
                 pid, tid = threads[rank, span.lane]
-                timed.append((span.start_ns, 0, _slice(span, zero_ns, pid=pid, tid=tid)))
+                number_of[id(span)] = len(number_of)
+                at = span.start_ns, number_of[id(span)], 0
+                timed.append((at, _slice(span, zero_ns, pid=pid, tid=tid)))
     pairs = unblocking(
         recording.spans,
         operation=recording.point.operation,
         granularity=recording.granularity,
     )
     for number, (cause, effect) in enumerate(pairs, start=1):
-        if shown(*cause) and shown(*effect):
-            timed += _flow(number, cause, effect, zero_ns, threads)
-    timed.sort(key=lambda entry: entry[:2])
-    return [event for _, _, event in timed]
+        # Clocks that differ a little may show an effect before its cause: no arrow goes back.
+        if shown(*cause) and shown(*effect) and cause[1].start_ns <= effect[1].end_ns:
+            begin, end = _flow(number, cause, effect, zero_ns, threads)
+            places = number_of[id(cause[1])], number_of[id(effect[1])]
+            timed.append(((begin[0], places[0], 1), begin[1]))
+            timed.append(((end[0], max(places), 2), end[1]))
+    timed.sort(key=lambda entry: entry[0])
+    return [event for _, event in timed]
 
 
 def _slice(span: Span, zero_ns: int, *, pid: int, tid: int) -> Event:
@@ -147,7 +155,7 @@ def _flow(
     effect: tuple[int, Span],
     zero_ns: int,
     threads: dict[tuple[int, str], tuple[int, int]],
-) -> Iterator[tuple[int, int, Event]]:
+) -> Iterator[tuple[int, Event]]:
     """An arrow from the slice that let another begin; its end never comes before its start."""
     (_, sent), (_, begun) = cause, effect
     at_ns = max(sent.start_ns, begun.start_ns)
@@ -155,7 +163,7 @@ def _flow(
         pid, tid = threads[rank, span.lane]
         event = {"ph": phase, "id": number, "name": "unblocks", "cat": "unblocks", "pid": pid}
         event |= {"tid": tid, "ts": _us(time_ns - zero_ns)}
-        yield time_ns, 1, event | ({"bp": "e"} if phase == "f" else {})
+        yield time_ns, event | ({"bp": "e"} if phase == "f" else {})
 
 
 def _us(time_ns: int) -> float:
