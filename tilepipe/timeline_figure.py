@@ -10,7 +10,6 @@ show is drawn together with its neighbours: see `_strips`.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tilepipe.records import Span, SpanKind
@@ -20,6 +19,7 @@ from tilepipe.results.spans import by_lane, lane_times, longest_waits, unblockin
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.path import Path as MatplotlibPath
 
 __all__ = ["timeline_figure", "to_svg"]
 
@@ -40,8 +40,37 @@ _WIDTH_IN, _LANE_IN, _MIN_LANE_IN, _MAX_HEIGHT_IN = 10.0, 0.32, 0.03, 14.0
 _HAIRLINE = 1 / 3000
 _PARTED = 12  # hairlines
 _MAX_ARROWS = 6
+_MAX_VECTOR = 4000  # strips
 # Lanes past which their rows are too low for words.
 _MAX_LABELLED = 40
+
+
+@dataclass(frozen=True)
+class _View:
+    """The stretch of time that is drawn, and the unit in which it is told."""
+
+    zero_ns: int
+    start_us: float
+    end_us: float
+
+    @property
+    def unit_us(self) -> float:
+        return 1e3 if self.end_us >= 1e4 else 1.0
+
+    @property
+    def unit(self) -> str:
+        return "ms" if self.end_us >= 1e4 else "µs"
+
+    @property
+    def hairline_ns(self) -> float:
+        return (self.end_us - self.start_us) * 1e3 * _HAIRLINE
+
+    def x(self, time_ns: int) -> float:
+        return (time_ns - self.zero_ns) / 1e3 / self.unit_us
+
+    def shows(self, span: Span) -> bool:
+        start_us, end_us = ((t - self.zero_ns) / 1e3 for t in (span.start_ns, span.end_ns))
+        return end_us >= self.start_us and start_us <= self.end_us
 
 
 @dataclass(frozen=True)
@@ -66,17 +95,14 @@ def timeline_figure(
     height_in = min(_MAX_HEIGHT_IN, lane_in * len(rows))
     figure = Figure(figsize=(_WIDTH_IN, height_in + 1.55), layout="constrained")
     axes = figure.subplots()
-    zero_ns = recording.start_ns
-    total_us = (recording.end_ns - zero_ns) / 1e3
-    from_us, until_us = window_us or (0.0, total_us)
-    unit_us, unit = (1e3, "ms") if until_us >= 1e4 else (1.0, "µs")
-    for row in rows:
-        _draw(axes, row, zero_ns, unit_us=unit_us, hairline_us=(until_us - from_us) * _HAIRLINE)
-    axes.set_xlim(from_us / unit_us, until_us / unit_us)
+    whole_us = (recording.end_ns - recording.start_ns) / 1e3
+    view = _View(recording.start_ns, *(window_us or (0.0, whole_us)))
+    _draw(axes, rows, view)
+    axes.set_xlim(view.start_us / view.unit_us, view.end_us / view.unit_us)
     axes.set_ylim(rows[-1].y + 0.6, -0.6)
-    axes.set_xlabel(f"{unit} since the first rank began")
+    axes.set_xlabel(f"{view.unit} since the first rank began")
     _label(axes, rows)
-    _arrows(axes, recording, rows, unit_us)
+    _arrows(axes, recording, rows, view)
     _legend(figure, rows, title=_title(recording))
     figure.supxlabel(_caption(recording), fontsize=7.5, color=_INK, x=0.01, ha="left")
     return figure
@@ -89,7 +115,7 @@ def to_svg(figure: "Figure", *, title: str) -> bytes:
     sink = BytesIO()
     # Words stay words, and ids come from a fixed salt instead of the clock.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "tilepipe"}):
-        figure.savefig(sink, format="svg", metadata={"Date": None, "Title": title})
+        figure.savefig(sink, format="svg", dpi=200, metadata={"Date": None, "Title": title})
     return sink.getvalue()
 
 
@@ -104,20 +130,43 @@ def _rows(recording: Recording, ranks: Sequence[int]) -> list[_Row]:
     return rows
 
 
-def _draw(axes: "Axes", row: _Row, zero_ns: int, *, unit_us: float, hairline_us: float) -> None:
-    scale = 1 / (1e3 * unit_us)
-    strips = _strips(row.spans, hairline_ns=hairline_us * 1e3)
-    for kind, colour in _COLOURS.items():
-        bars = [((a - zero_ns) * scale, (b - a) * scale) for k, a, b in strips if k is kind]
+def _draw(axes: "Axes", rows: Sequence[_Row], view: _View) -> None:
+    """All strips of a kind as one path: an object each would make the file five times as long."""
+    from matplotlib.patches import PathPatch
+
+    boxes: dict[tuple[SpanKind, bool], list[tuple[float, float, float]]] = {}
+    for row in rows:
+        shown = [span for span in row.spans if view.shows(span)]
+        for kind, start_ns, end_ns in _strips(shown, hairline_ns=view.hairline_ns):
+            wide = end_ns - start_ns >= _PARTED * view.hairline_ns
+            box = (view.x(start_ns), view.x(end_ns), row.y)
+            boxes.setdefault((kind, wide), []).append(box)
+    # Past this, a picture of its pixels is the smaller file.
+    many = sum(map(len, boxes.values())) > _MAX_VECTOR
+    for (kind, wide), found in boxes.items():
         # A white line parts neighbours of a kind, but would wash out what is only a few lines wide.
-        parted = _PARTED * hairline_us / unit_us
-        for wide in (True, False):
-            chosen = [bar for bar in bars if (bar[1] >= parted) is wide]
-            if chosen:
-                width = 0.3 if wide and kind is not SpanKind.idle else 0.0
-                axes.broken_barh(
-                    chosen, (row.y - 0.4, 0.8), facecolor=colour, edgecolor="white", linewidth=width
-                )
+        width = 0.3 if wide and kind is not SpanKind.idle else 0.0
+        style = {"facecolor": _COLOURS[kind], "edgecolor": "white", "linewidth": width}
+        axes.add_patch(PathPatch(_outline(found), rasterized=many, **style))
+
+
+def _outline(boxes: Sequence[tuple[float, float, float]]) -> "MatplotlibPath":
+    """Rectangles from left to right around the height of their lane."""
+    from matplotlib.path import Path
+
+    corners = [
+        corner
+        for left, right, y in boxes
+        for corner in (
+            (left, y - 0.4),
+            (right, y - 0.4),
+            (right, y + 0.4),
+            (left, y + 0.4),
+            (left, y - 0.4),
+        )
+    ]
+    codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(boxes)
+    return Path(corners, codes)
 
 
 def _strips(spans: Sequence[Span], *, hairline_ns: float) -> list[tuple[SpanKind, int, int]]:
@@ -168,50 +217,50 @@ def _joined(
 
 
 def _label(axes: "Axes", rows: Sequence[_Row]) -> None:
-    """Names at the left, where the time went at the right."""
+    """Names at the left, where the time went at the right; of whole ranks where lanes are many."""
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.tick_params(axis="y", length=0)
-    if len(rows) > _MAX_LABELLED:
-        firsts = [rows[0], *(b for a, b in pairwise(rows) if a.rank != b.rank)]
-        axes.set_yticks([row.y for row in firsts], [f"rank {row.rank}" for row in firsts])
-        return
-    names = [f"rank {r.rank}  {'SM ' if r.lane[0].isdecimal() else ''}{r.lane}" for r in rows]
-    axes.set_yticks([row.y for row in rows], names, fontsize=8)
-    transform = axes.get_yaxis_transform()
-    heads = ("busy", "wait", "copy", "idle")
-    for place, head in enumerate(heads):
-        x = 1.045 + 0.045 * place
-        cells = [(-0.85, head)]
-        for row in rows:
-            times = lane_times(row.spans)
-            cells.append((row.y, f"{100 * getattr(times, f'{head}_ns') / times.length_ns:.0f} %"))
+    by_rank = len(rows) > _MAX_LABELLED
+    groups: dict[str, list[_Row]] = {}
+    for row in rows:
+        lane = f"  {'SM ' if row.lane[0].isdecimal() else ''}{row.lane}"
+        groups.setdefault(f"rank {row.rank}{'' if by_rank else lane}", []).append(row)
+    places = [found[0].y for found in groups.values()]
+    axes.set_yticks(places, list(groups), fontsize=8)
+    totals = [lane_times(s for row in found for s in row.spans) for found in groups.values()]
+    for column, head in enumerate(("busy", "wait", "copy", "idle")):
+        cells = [(rows[0].y - 0.012 * rows[-1].y - 0.78, head)]
+        for y, times in zip(places, totals, strict=True):
+            cells.append((y, f"{100 * getattr(times, f'{head}_ns') / times.length_ns:.0f} %"))
         for y, text in cells:
             axes.text(
-                x, y, text, transform=transform, fontsize=7.5, color=_INK, va="center", ha="right"
+                1.045 + 0.045 * column,
+                y,
+                text,
+                transform=axes.get_yaxis_transform(),
+                fontsize=7.5,
+                color=_INK,
+                va="bottom" if text == head else "center",
+                ha="right",
             )
 
 
-def _arrows(axes: "Axes", recording: Recording, rows: Sequence[_Row], unit_us: float) -> None:
+def _arrows(axes: "Axes", recording: Recording, rows: Sequence[_Row], view: _View) -> None:
     """From the send or tile that ended one of the longest waits to what it let begin."""
     place = {(row.rank, row.lane): row.y for row in rows}
-    late = longest_waits(recording.spans, _MAX_ARROWS)
-    ends = {(rank, span.lane, span.end_ns) for rank, span in late}
+    spans = {r: [s for s in found if view.shows(s)] for r, found in recording.spans.items()}
+    late = {(rank, s.lane, s.end_ns) for rank, s in longest_waits(spans, _MAX_ARROWS)}
     pairs = unblocking(
-        recording.spans, operation=recording.point.operation, granularity=recording.granularity
+        spans, operation=recording.point.operation, granularity=recording.granularity
     )
+    style = {"arrowstyle": "-|>", "color": "black", "linewidth": 0.9, "shrinkA": 0, "shrinkB": 0}
     for (rank, cause), (other, effect) in pairs:
-        known = (rank, cause.lane) in place and (other, effect.lane) in place
-        if known and (other, effect.lane, effect.start_ns) in ends:
-            start, end = (
-                ((time_ns - recording.start_ns) / 1e3 / unit_us, place[at, lane])
-                for time_ns, at, lane in (
-                    (cause.end_ns, rank, cause.lane),
-                    (effect.start_ns, other, effect.lane),
-                )
-            )
-            style = {"arrowstyle": "-|>", "color": "black", "linewidth": 0.9}
-            axes.annotate("", end, start, arrowprops={**style, "shrinkA": 0, "shrinkB": 0})
+        tail, head = place.get((rank, cause.lane)), place.get((other, effect.lane))
+        ends_a_wait = (other, effect.lane, effect.start_ns) in late
+        if tail is not None and head is not None and ends_a_wait:
+            begin, end = (view.x(cause.end_ns), tail), (view.x(effect.start_ns), head)
+            axes.annotate("", end, begin, arrowprops=dict(style))
 
 
 def _legend(figure: "Figure", rows: Sequence[_Row], *, title: str) -> None:
@@ -242,7 +291,8 @@ def _title(recording: Recording) -> str:
     point = recording.point
     kernel, workload = point.config["kernel"], point.config["workload"]
     words = [f"{key} {kernel[key]}" for key in ("order", "granularity") if kernel.get(key)]
-    sizes = f"{len(recording.spans)} ranks, {workload['num_tokens']} tokens a rank"
+    count = len(recording.spans)
+    sizes = f"{count} rank{'s' if count > 1 else ''}, {workload['num_tokens']} tokens a rank"
     return f"{point.operation}: {', '.join([sizes, *words])}"
 
 
@@ -252,6 +302,6 @@ def _caption(recording: Recording) -> str:
     day = recording.ended_utc[:10]
     return (
         f"executor {point.executor}, {recording.device}, {day}, {commit}. One launch, recorded "
-        f"after the timed ones; shares are of a rank's whole launch.\n"
-        "Arrows: what ended the longest waits."
+        "after the timed ones;\nshares are of whole launches; arrows lead from what ended the "
+        "longest waits to what it let begin."
     )
