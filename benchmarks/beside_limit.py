@@ -6,7 +6,8 @@ Needs nvcc and one GPU of 132 SMs or more. Workload deepseek_v3_ep8_rank, 4096 t
 32 768 rows. `copy` is copy_limit.cu on these very rows: from the same source row to the same target
 row, in sending order. Each contender is run on poisoned memory and compared bit for bit before it
 is timed, and what the last launch left is compared again. Ratios are medians of pairs with a 95 %
-interval; every value below comes from one run.
+interval; every value below comes from one run. Each backend is held against the copy of its own
+kind: SIMT loops against `copy`, bulk copies (`_tma`) against `copy_bulk`.
 """
 
 import argparse
@@ -20,24 +21,32 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from tilepipe.config.choices import Granularity
+from tilepipe.config.choices import Copy, Granularity
 from tilepipe.config.register import CONF_DIR, register
 from tilepipe.config.schemas import Config, config_from_dict
 from tilepipe.experiments.cuda.oracle import poison
 from tilepipe.experiments.cuda.session import opened_session
 from tilepipe.experiments.setting import Memory
 from tilepipe.fabric.table import Slot
-from tilepipe.kernels.launcher import Launcher
+from tilepipe.kernels.launcher import Knobs, Launcher
 from tilepipe.measure.contenders import run_interleaved
 from tilepipe.measure.stats import median_interval, paired_ratio
 from tilepipe.schedule.packed import SLOT_BITS
 
+# As conf/kernel/ has them.
+BACKENDS = {
+    Copy.simt: Knobs(num_ctas=1),
+    Copy.tma: Knobs(
+        num_ctas=1, copy=Copy.tma, num_warps=8, num_stages=4, stage_bytes=7_168, flag_batch=8
+    ),
+}
 CTAS = (4, 8, 12, 16, 24, 36, 48)
 NUM_ITERS = 30
 BATCHES = (1, 2, 4, 8, 16)
@@ -50,11 +59,11 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--iters", type=int, default=NUM_ITERS)
     chosen = parser.parse_args()
-    library = _build()
+    library = build_copies()
     rows = []
-    with _Bench(library, "dispatch") as bench:
+    with Bench(library, "dispatch") as bench:
         rows += bench.beside_copy(chosen.iters)
-    with _Bench(library, "combine") as bench:
+    with Bench(library, "combine") as bench:
         rows += bench.beside_copy(chosen.iters)
         rows += bench.reduction(chosen.iters)
     rows += _granularity(library, chosen.iters)
@@ -66,7 +75,8 @@ def main() -> int:
     return 0
 
 
-def _build() -> ctypes.CDLL:
+def build_copies() -> ctypes.CDLL:
+    """The plain copies of copy_limit.cu, compiled by nvcc."""
     source = Path(__file__).with_name("copy_limit.cu")
     words = ["nvcc", "-std=c++17", "-O3", "-arch=sm_90", "-shared", "-Xcompiler", "-fPIC"]
     with tempfile.TemporaryDirectory(prefix="tilepipe-copy-") as folder:
@@ -92,7 +102,7 @@ def _config(operation: str, *overrides: str) -> Config:
     return config_from_dict({str(key): value for key, value in container.items()})
 
 
-class _Bench:
+class Bench:
     """One operation's rows, and launches of it at several CTA counts."""
 
     def __init__(self, library: ctypes.CDLL, operation: str, *overrides: str) -> None:
@@ -116,7 +126,7 @@ class _Bench:
         assert library.copy_limit_row_bytes() == self.row_bytes
         self._source, self._target, self._from, self._to = self._places()
 
-    def __enter__(self) -> "_Bench":
+    def __enter__(self) -> "Bench":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -145,13 +155,14 @@ class _Bench:
         code = self.library.copy_limit_launch(int(bulk), num_ctas, *addresses, stream)
         assert code == 0, f"CUDA error {code}"
 
-    def launcher(self, num_ctas: int, **knobs: object) -> Launcher:
+    def launcher(self, num_ctas: int, *, copy: Copy = Copy.simt, **knobs: Any) -> Launcher:
+        """Launches with a backend's default knobs but for those given, on so many CTAs."""
         group = self.group
         launcher = Launcher(
             group.heap.table,
             group.settings,
             group.shape,
-            replace(group.knobs, num_ctas=num_ctas, **knobs),
+            replace(BACKENDS[copy], num_ctas=num_ctas, **knobs),
             ranks=group.ranks,
             limit_ns=2 * 10**9,
         )
@@ -173,11 +184,12 @@ class _Bench:
     def beside_copy(self, num_iters: int) -> list[dict[str, object]]:
         rows = []
         for num_ctas in CTAS:
-            launcher = self.launcher(num_ctas)
+            simt, tma = (self.launcher(num_ctas, copy=copy) for copy in (Copy.simt, Copy.tma))
             contenders = {
                 "copy": partial(self.copy, num_ctas, bulk=False),
                 "copy_bulk": partial(self.copy, num_ctas, bulk=True),
-                self.work: partial(launcher.launch, self.work),
+                self.work: partial(simt.launch, self.work),
+                f"{self.work}_tma": partial(tma.launch, self.work),
             }
             rows += self.rows(contenders, num_iters, num_ctas, self.num_rows * self.row_bytes)
         return rows
@@ -249,7 +261,8 @@ class _Bench:
         }
         rows = []
         for name, taken in times.items():
-            middle, ratio = median_interval(taken), paired_ratio(times[base], taken)
+            of = "copy_bulk" if name.endswith("_tma") else base
+            middle, ratio = median_interval(taken), paired_ratio(times[of], taken)
             contender, _, batch = name.partition(" ")
             rows.append(
                 {
@@ -262,7 +275,7 @@ class _Bench:
                     "low_us": round(middle.low / 1e3, 2),
                     "high_us": round(middle.high / 1e3, 2),
                     "gbps": round(num_bytes / middle.value, 1),
-                    "of": base,
+                    "of": of,
                     "share": round(ratio.value, 4),
                     "share_low": round(ratio.low, 4),
                     "share_high": round(ratio.high, 4),
@@ -278,7 +291,7 @@ def _granularity(library: ctypes.CDLL, num_iters: int) -> list[dict[str, object]
     """A flag per row against a counter per tile, by rows whose flags share a fence."""
     rows: list[dict[str, object]] = []
     for granularity in Granularity:
-        with _Bench(library, "dispatch", f"kernel.granularity={granularity.name}") as bench:
+        with Bench(library, "dispatch", f"kernel.granularity={granularity.name}") as bench:
             for num_ctas in (8, 16, 36):
                 works: dict[str, Callable[[], None]] = {
                     "copy": partial(bench.copy, num_ctas, bulk=False)

@@ -13,6 +13,7 @@ from tests.results.spans import sms, two_ranks
 from tests.test_validate import edit, made_up, store
 from tilepipe import timeline
 from tilepipe.records import Status
+from tilepipe.results.schema import SCHEMA_VERSION
 from tilepipe.timeline import main
 from tilepipe.timeline_figure import timeline_figure
 from tilepipe.validate import validate
@@ -138,9 +139,9 @@ def cut_short(root):
     return folder
 
 
-def older(root):
+def newer(root):
     folder = store(root, recorded())
-    edit(folder, lambda document: document.update(schema_version=1))
+    edit(folder, lambda document: document.update(schema_version=99))
     return folder
 
 
@@ -174,7 +175,7 @@ def of_another_point(root):
         (of_a_gpu, "only the host executor records one, with hardware=cpu measure.timeline=true"),
         (under_way, "a point under way, or cut short: run it again"),
         (cut_short, "timeline.parquet: cannot be read: "),
-        (older, "point.json: schema_version is 1, want 2: run the point again with resume=none"),
+        (newer, f"point.json: schema_version is 99, want {SCHEMA_VERSION} or older: a newer "),
         (with_a_gap, "span 2 does not start where the one before it in its lane ends: run"),
         (of_another_point, "timeline.parquet: config_id is ['c2'], point.json has c1: run"),
     ],

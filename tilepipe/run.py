@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 
 from tilepipe.config.identity import cpu_model, device_name
 from tilepipe.config.register import CONF_DIR, register, scratch
-from tilepipe.launch.collect import point_from
+from tilepipe.launch.collect import own_experiment_fault, point_from, several_experiments
 from tilepipe.records import Point
 
 __all__ = ["main"]
@@ -30,6 +30,10 @@ def main() -> int:
     _mend_standard_streams()
     try:
         points = _collect()
+    except SystemExit:
+        if hint := own_experiment_fault(sys.argv):
+            print(hint, file=sys.stderr)
+        raise
     except KeyboardInterrupt:
         print("stopped by SIGINT: nothing was run", file=sys.stderr)
         return 130
@@ -38,12 +42,21 @@ def main() -> int:
     # Imported when there is something to run: the driver needs Parquet, which --cfg does not.
     from tilepipe.launch.driver import run_points
 
+    if refused := several_experiments(points, _config_dirs(points[0])):
+        print(refused, file=sys.stderr)
+        return 2
     results_dir = Path(points[0].config["results_dir"])
     try:
         return run_points(points, results_dir=results_dir, announcement=_announcement(points))
     except KeyboardInterrupt:  # before the first point, or after the last
         print("stopped by SIGINT", file=sys.stderr)
         return 130
+
+
+def _config_dirs(point: Point) -> list[Path]:
+    """Where options come from: the user's own folder first."""
+    typed = [Path(word) for word in point.overrides[1:2] if point.overrides[0] == "--config-dir"]
+    return [*typed, CONF_DIR]
 
 
 def _mend_standard_streams() -> None:
@@ -107,9 +120,9 @@ def _announcement(points: list[Point]) -> str:
     if options == ["cpu"]:
         workloads = ", ".join(sorted({point.choices["workload"] for point in points}))
         found = "no GPU found, so " if all(p.choices["hardware"] == "auto" for p in points) else ""
-        line += f"; {found}composed for the host executor: workload {workloads}"
-        if any("experiment" in point.choices for point in points):
-            line += " and the experiment's sweep for it"
+        line += f"; {found}composed for the host executor"
+        if not all(any(word.startswith("workload=") for word in p.overrides) for p in points):
+            line += f": workload {workloads}"
     return line
 
 

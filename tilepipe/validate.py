@@ -2,29 +2,30 @@
 
 Knows nothing of how points are run; sees files only.
 
-One line per fault, `path: fault`; last line `N points valid, M faults`. Ends 0 only with at least
-one valid point and no fault. DIR may be the results folder, an experiment's or a point's.
+One line per fault, `path: fault`; a line for each older version that points are of; last line
+`N points valid, M faults`. Ends 0 only with at least one valid point and no fault. DIR may be the
+results folder, an experiment's or a point's.
 """
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pyarrow.parquet as pq
-
 from tilepipe.records import Outcome
 from tilepipe.results.check import (
     POINT_FILES,
+    examine_point,
     is_set_aside,
     is_temporary,
-    load_point,
-    table_faults,
+    read_table,
 )
-from tilepipe.results.schema import SUMMARY
-from tilepipe.results.store import UNDER_WAY, WRAPPED_FOLDER
+from tilepipe.results.schema import SCHEMA_VERSION, SUMMARY
+from tilepipe.results.store import REPORT_FOLDER, UNDER_WAY, WRAPPED_FOLDER
 from tilepipe.results.summary import summary_rows
+from tilepipe.results.versions import of_version
 
 __all__ = ["Report", "main", "validate"]
 
@@ -38,6 +39,7 @@ class Report:
     """What a walk found; faults start with the path below the folder asked for."""
 
     num_valid: int = 0
+    older: Counter[int] = field(default_factory=Counter)  # version -> valid points of it
     faults: list[str] = field(default_factory=list)
 
 
@@ -64,6 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(fault.encode("ascii", "backslashreplace").decode())
     if report.num_valid == 0:
         print(f"{root}: holds no valid point: name a folder in which points have run")
+    for version, count in sorted(report.older.items()):
+        print(
+            f"{count} points are of schema version {version}: valid as such, but not reused by a "
+            f"run, which writes version {SCHEMA_VERSION}"
+        )
     print(f"{report.num_valid} points valid, {len(report.faults)} faults")
     return 0 if report.num_valid and not report.faults else 1
 
@@ -79,6 +86,8 @@ def _walk(folder: Path, root: Path, report: Report) -> None:
         where = path.relative_to(root)
         if path.name == WRAPPED_FOLDER and path.parent == root:
             continue  # what tools wrote: no measurements
+        if path.name == REPORT_FOLDER and (path / "report.md").is_file():
+            continue  # made of the points that are checked here
         if path.is_symlink() or not path.is_dir():
             _check_file(path, where, report)
         elif path.suffix == UNDER_WAY:
@@ -109,24 +118,29 @@ def _check_point(folder: Path, root: Path, report: Report) -> Outcome | None:
     """The outcome of a valid point. A run that was cut short and set aside claims nothing."""
     if is_set_aside(folder) and not (folder / "point.json").exists():
         return None
-    outcome, faults = load_point(folder)
+    stored, faults = examine_point(folder)
     report.faults += [f"{folder.relative_to(root)}/{fault}" for fault in faults]
-    if faults:
+    if stored is None or faults:
         return None
     report.num_valid += 1
-    return outcome
+    if stored.version < SCHEMA_VERSION:
+        report.older[stored.version] += 1
+    return stored.outcome
 
 
 def _summary_faults(path: Path, outcomes: dict[str, Outcome]) -> list[str]:
     """The summary is a function of the point folders beside it: compute it again and compare."""
-    faults = [fault.removeprefix("summary.parquet: ") for fault in table_faults(path, SUMMARY)]
-    if faults:
-        return faults
-    rows = pq.read_table(path).to_pylist()
+    table, faults = read_table(path, SUMMARY)
+    if table is None:
+        return [fault.removeprefix("summary.parquet: ") for fault in faults]
+    rows = table.to_pylist()
+    version = rows[0]["schema_version"] if rows else SCHEMA_VERSION
+    columns = [name for name in of_version(SUMMARY, version).names if name not in _NOT_OF_THE_POINT]
     found = {_key(row): row for row in rows}
     if len(found) != len(rows):
         faults.append(f"{len(rows)} rows for {len(found)} points and contenders, want one each")
-    want = {_key(row): row for row in summary_rows(outcomes.values())}
+    made = summary_rows(outcomes.values())
+    want = {_key(row): {**row, "schema_version": version} for row in made}
     faults += [f"row {_spell(key)} has no valid point folder" for key in found if key not in want]
     faults += [
         f"row {_spell(key)} is missing: the next run of this experiment writes it"
@@ -134,8 +148,8 @@ def _summary_faults(path: Path, outcomes: dict[str, Outcome]) -> list[str]:
         if key not in found
     ]
     for key in found.keys() & want.keys():
-        for column in SUMMARY.names:
-            if column not in _NOT_OF_THE_POINT and found[key][column] != want[key][column]:
+        for column in columns:
+            if found[key][column] != want[key][column]:
                 faults.append(
                     f"row {_spell(key)}: {column} is {found[key][column]}, "
                     f"the point folder gives {want[key][column]}"

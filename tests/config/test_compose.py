@@ -18,7 +18,11 @@ LAWS = sorted(path.stem for path in (CONF_DIR / "routing").glob("*.yaml"))
 CTAS = ["8", "12", "16", "24", "36", "48"]
 TOKENS = ["2048", "4096", "8192", "16384"]
 # What a sweep of one copy alone runs where there are no copies.
-ONE_POINT = ("dispatch_simt_depth", "dispatch_tma_depth")
+ONE_POINT = ("dispatch_paced", "dispatch_simt_depth", "dispatch_tma_depth")
+# Whose ranks share one GPU whatever the hardware.
+OWN_RANKS = ("dispatch_paced",)
+# Where one rank alone would show nothing, eight share the one GPU.
+SHARED_GPU = ("imbalance",)
 TRACED = ("routing=trace", "routing.path=F", "workload=qwen15_moe", "launch.num_ranks=4")
 
 
@@ -29,7 +33,10 @@ def test_every_experiment_composes_on_every_hardware(experiment, hardware, conta
 
     check_config(config)
     assert (config.name, config.hardware.name) == (experiment, hardware)
-    assert config.launch.num_ranks == config.hardware.num_ranks
+    if experiment in SHARED_GPU and hardware.endswith("_x1"):
+        assert config.launch.num_ranks == 8
+    elif experiment not in OWN_RANKS or hardware == "cpu":
+        assert config.launch.num_ranks == config.hardware.num_ranks
 
 
 @pytest.mark.parametrize("hardware", ["cpu", "h200_x8"])
@@ -85,6 +92,31 @@ def test_ablations_hold_every_order_and_every_granularity(axes):
         assert grains["kernel.granularity"] == [grain.name for grain in Granularity]
 
 
+def test_imbalance_sweeps_routing_and_placement_and_takes_a_recording(axes, container):
+    on_host = axes("+experiment=imbalance", "hardware=cpu")
+    on_gpu = axes("+experiment=imbalance", "hardware=h200_x1")
+    traced = axes("+experiment=imbalance", "hardware=cpu", *TRACED)
+
+    assert on_host == {
+        "routing": ["uniform", "lognormal", "one_rank"],
+        "placement": ["contiguous", "balanced"],
+        "workload.num_tokens": ["256"],
+    }
+    assert on_gpu == {
+        "routing": ["uniform", "lognormal", "one_rank"],
+        "placement": ["contiguous", "round_robin", "balanced"],
+        "workload.num_tokens": ["1024"],
+    }
+    # What is typed takes the place of the sweep of that key.
+    assert (traced["placement"], traced["workload.num_tokens"]) == (on_host["placement"], ["null"])
+    words = ("+experiment=imbalance", "hardware=cpu", *TRACED, "placement=balanced")
+    recorded = container(*words)
+    assert (recorded["routing"]["law"], recorded["workload"]["num_experts"]) == ("trace", 60)
+    assert recorded["placement"] == {"rule": "balanced", "num_redundant": 4, "replica": "spread"}
+    assert container(*words, "hardware=h200_x1")["operation"] == "dispatch"
+    assert recorded["operation"] == "dispatch_gemm"
+
+
 def test_dispatch_granularity_sweeps_batches_of_flags_where_there_are_any(axes):
     on_host = axes("+experiment=dispatch_granularity", "hardware=cpu")
     on_gpu = axes("+experiment=dispatch_granularity", "hardware=h200_x1")
@@ -120,6 +152,22 @@ def test_decoding_is_swept_by_copy_and_cache_where_there_are_any(experiment, axe
         "kernel.num_comm_ctas": ["null"],
         "measure.l2": ["null"],
     }
+
+
+def test_paced_links_are_swept_by_rate_and_by_latency_on_one_gpu(container, axes):
+    words = ("+experiment=dispatch_paced", "hardware=h200_x8")
+
+    sweep = axes(*words)
+    launches = [container(*words, f"launch={pair}")["launch"] for pair in sweep["launch"]]
+    on_host = container("+experiment=dispatch_paced", "hardware=cpu")["launch"]
+
+    assert [(found["pace_gbps"], found["pace_latency_ns"]) for found in launches] == [
+        *((rate, 1000) for rate in (22, 44, 88)),
+        *((44, latency) for latency in (0, 4000, 16_000)),
+    ]
+    assert {(found["num_ranks"], found["fabric"]) for found in launches} == {(8, "loopback")}
+    assert sweep["kernel.num_comm_ctas"] == ["1", "2", "4", "8", "16"]
+    assert (on_host["pace_gbps"], on_host["fabric"]) == (None, "host")
 
 
 # Shared memory for rings, beside which an SM holds tables and barriers.
@@ -162,18 +210,18 @@ def test_loads_in_flight_are_swept_as_far_as_registers_go(container, axes):
     assert {kernel["num_stages"] for kernel in kernels} == {None}
 
 
-KNOBS = ("num_comm_warps", "num_loads", "num_stages", "flag_batch")
+KNOBS = ("num_comm_warps", "num_loads", "num_stages", "stage_bytes", "flag_batch")
 
 
 @pytest.mark.parametrize("operation", ["dispatch", "combine", "dispatch_gemm", "gemm_combine"])
 @pytest.mark.parametrize(
     ("words", "knobs"),
     [
-        (("hardware=cpu",), (None, None, None, None)),
-        (("hardware=h200_x1",), (16, 14, None, 4)),
-        (("hardware=h200_x1", "kernel.copy=simt"), (16, 14, None, 4)),
-        (("hardware=h200_x1", "kernel.copy=tma"), (4, None, 3, 4)),
-        (("hardware=h200_x1", "kernel.copy=tma", "kernel.num_stages=6"), (4, None, 6, 4)),
+        (("hardware=cpu",), (None, None, None, None, None)),
+        (("hardware=h200_x1",), (16, 14, None, None, 4)),
+        (("hardware=h200_x1", "kernel.copy=simt"), (16, 14, None, None, 4)),
+        (("hardware=h200_x1", "kernel.copy=tma"), (8, None, 4, 7_168, 8)),
+        (("hardware=h200_x1", "kernel.copy=tma", "kernel.num_stages=3"), (8, None, 3, 7_168, 8)),
     ],
 )
 def test_how_rows_are_copied_follows_the_copy(words, knobs, operation, container):
@@ -221,12 +269,13 @@ def test_typed_words_win_over_what_an_experiment_chose(container):
 
 @pytest.mark.parametrize("law", LAWS)
 def test_every_law_composes_with_a_workload_as_it_stands(law, container):
-    path = ["routing.path=F"] if law == "trace" else []
+    path = ["routing.path=F"] if law in ("trace", "counts") else []
 
     config = config_from_dict(container("workload=deepseek_v3", f"routing={law}", *path))
 
     check_config(config)
-    assert config.routing.law.name == law
+    # An option may be a law with settings of its own.
+    assert config.routing.law.name == {"one_rank": "hot_rank"}.get(law, law)
     assert config.workload.num_tokens == (None if law == "trace" else 4096)
 
 

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from tilepipe.config.choices import Copy, Granularity, HomeGranularity
+from tilepipe.config.choices import Copy, Granularity, HomeGranularity, Order
 from tilepipe.experiments.cuda.oracle import DeviceOracle, poison
 from tilepipe.experiments.cuda.payload import fill_rows
 from tilepipe.fabric.table import Slot
@@ -38,7 +38,7 @@ def routing(num_ranks: int, seed: int) -> Routing:
     return Routing(topk_idx=tuple(ids), topk_weights=weights, num_experts=EXPERTS)
 
 
-def run(num_ranks: int, *, knobs: Knobs, **chosen: object) -> int:
+def run(num_ranks: int, *, knobs: Knobs, by_device: bool = False, **chosen: object) -> int:
     """Launches of dispatch, combine, push and reduce; returns how many outputs were wrong."""
     settings = PlanSettings(
         num_ranks=num_ranks, num_experts=EXPERTS, num_topk=TOPK, tile_m=16, **chosen
@@ -49,7 +49,7 @@ def run(num_ranks: int, *, knobs: Knobs, **chosen: object) -> int:
         dispatch_hidden=HIDDEN,
         home_hidden=HIDDEN,
     )
-    group = DeviceGroup(settings, shape, knobs, watchdog_s=WATCHDOG_S)
+    group = DeviceGroup(settings, shape, knobs, watchdog_s=WATCHDOG_S, plans_on_device=by_device)
     wrong = 0
     for launch in (1, 2):
         drawn = routing(num_ranks, launch)
@@ -102,6 +102,7 @@ def main() -> int:
     runs = [partial(run, 2, knobs=few), partial(run, 1, knobs=few), partial(run, 2, knobs=paced)]
     runs += [partial(run, 2, knobs=bulk)]
     runs += [partial(run, 2, knobs=few, granularity=each) for each in Granularity]
+    runs += [partial(run, 2, knobs=few, by_device=True, order=each) for each in Order]
     runs += [partial(run, 4, knobs=few, home_granularity=HomeGranularity.rank)]
     # racecheck slows down far more than the others: one run is then enough.
     chosen = runs[: int(sys.argv[1])] if len(sys.argv) > 1 else runs

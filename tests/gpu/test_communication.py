@@ -24,11 +24,10 @@ from tilepipe.config.choices import (  # noqa: E402
     Layout,
     Order,
 )
-from tilepipe.config.limits import MAX_COMBINE_WARPS  # noqa: E402
+from tilepipe.config.limits import MAX_COMBINE_WARPS, STAGE_BYTES  # noqa: E402
 from tilepipe.config.register import CONF_DIR  # noqa: E402
 from tilepipe.experiments.cuda.oracle import poison  # noqa: E402
 from tilepipe.fabric.table import Slot, Word  # noqa: E402
-from tilepipe.kernels.constants import MAX_PIECE_BYTES  # noqa: E402
 from tilepipe.kernels.launcher import Knobs  # noqa: E402
 from tilepipe.schedule.settings import PlanSettings  # noqa: E402
 
@@ -115,6 +114,9 @@ ALONE = [
     {**BULK, "hidden": 14_336, "flag_batch": 32},
     {**BULK, "num_chunks": 3, "home_granularity": HomeGranularity.rank},
     {**BULK, "paced": True},
+    # Many short pieces, the last one shorter.
+    {**BULK, "stage_bytes": 2048, "num_warps": 8},
+    {**BULK, "stage_bytes": 512, "num_warps": 16, "hidden": 2880},
     {"num_ctas": 1, "num_warps": 1, **DEEPEST_BULK, "hidden": 7168, "tile_m": 16},
 ]
 
@@ -138,7 +140,7 @@ def can_be_code(case):
     tile_m = case.get("tile_m", min(AXES["tile_m"]))
     reserved = case["num_experts"] // case["num_ranks"] * tile_m * case["hidden"]
     copy, num_stages = case["copy, depth"]
-    rings = case["num_warps"] * num_stages * min(2 * case["hidden"], MAX_PIECE_BYTES)
+    rings = case["num_warps"] * num_stages * min(2 * case["hidden"], STAGE_BYTES)
     return reserved < 12e6 and (copy is Copy.simt or rings <= RING_BYTES)
 
 
@@ -178,6 +180,7 @@ def group_of(case, routings):
     knobs = Knobs(
         **{key: case[key] for key in ("num_ctas", "num_warps", "flag_batch")},
         **copying(*case["copy, depth"]),
+        **{key: case[key] for key in ("stage_bytes",) if key in case},
         **(PACE if case["paced"] else {}),
     )
     return CheckedGroup(settings, knobs, routings, hidden=case["hidden"])

@@ -15,9 +15,6 @@ from tilepipe.config.choices import Granularity, HomeGranularity, Layout, Order 
 from tilepipe.fabric.table import Slot, Word  # noqa: E402
 from tilepipe.kernels.group import DeviceGroup  # noqa: E402
 from tilepipe.kernels.launcher import Knobs  # noqa: E402
-from tilepipe.schedule.layout import count_rows  # noqa: E402
-from tilepipe.schedule.packed import pack_returns, pack_sends, pack_tiles  # noqa: E402
-from tilepipe.schedule.plan import plan_home, plan_returns  # noqa: E402
 from tilepipe.schedule.settings import PlanSettings  # noqa: E402
 from tilepipe.schedule.shape import Shape  # noqa: E402
 from tilepipe.workload.routing import Routing  # noqa: E402
@@ -89,38 +86,6 @@ def group_of(case, **shape):
     )
 
 
-def found(group, rank, slot, count):
-    return group.tensor(rank, slot)[:count].cpu().numpy()
-
-
-def check_plan(group, routing):
-    for rank, plan in enumerate(group.plans):
-        words = group.tensor(rank, Slot.words).tolist()
-        expected = plan.readiness.expected
-        home = plan_home(routing.topk_idx[rank], group.settings)
-        assert words[Word.num_sends] == plan.num_sent
-        assert words[Word.num_tiles] == plan.layout.num_tiles
-        assert words[Word.num_counters] == len(expected)
-        assert words[Word.num_returns] == plan.layout.num_rows
-        wanted = {
-            Slot.sends: pack_sends(plan, group.settings),
-            Slot.tiles: pack_tiles(plan.layout),
-            Slot.ready_expected: expected,
-            Slot.rows_to: count_rows(routing.topk_idx[rank], group.settings.num_experts),
-            Slot.token_expected: home.token_expected,
-            Slot.rank_expected: home.rank_expected,
-        }
-        for slot, want in wanted.items():
-            np.testing.assert_array_equal(found(group, rank, slot, len(want)), want, slot.name)
-
-
-def check_returns(group, epoch):
-    homes = group._homes()
-    for rank, plan in enumerate(group.plans):
-        want = pack_returns(plan_returns(plan.layout, *homes[rank], group.settings, epoch=epoch))
-        np.testing.assert_array_equal(found(group, rank, Slot.returns, len(want)), want)
-
-
 @pytest.mark.parametrize("number", range(len(COVER)))
 def test_the_device_makes_the_plan_that_numpy_makes(number):
     case = COVER[number]
@@ -132,8 +97,8 @@ def test_the_device_makes_the_plan_that_numpy_makes(number):
         group.dispatch()
         group.open(exchange=False)
         group.synchronize()
-        check_plan(group, routing)
-        check_returns(group, epoch=2 * launch + 2)
+        for rank in group.ranks:
+            assert group.plan_differences(rank, returns_epoch=2 * launch + 2) == []
 
 
 @pytest.mark.parametrize("number_of_tokens", [4096, 16_384])
@@ -158,8 +123,8 @@ def test_a_large_plan_is_the_same(number_of_tokens):
     group.dispatch()
     group.open(exchange=False)
     group.synchronize()
-    check_plan(group, routing)
-    check_returns(group, epoch=2)
+    for rank in group.ranks:
+        assert group.plan_differences(rank, returns_epoch=2) == []
 
 
 PLAIN = {

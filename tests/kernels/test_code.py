@@ -13,6 +13,7 @@ import pytest
 from tests.experiments.pairwise import pairwise
 from tests.kernels.sass import MachineCode, disassemble
 from tilepipe.config.choices import Copy, Granularity, HomeGranularity
+from tilepipe.config.limits import STAGE_BYTES
 from tilepipe.fabric.table import RECORD_FIELDS
 from tilepipe.kernels.compile import memory_instructions
 from tilepipe.kernels.constants import Constants
@@ -33,6 +34,7 @@ PLAIN = {
     "copy": Copy.simt,
     "warps, loads": (16, 14),
     "num_stages": 3,
+    "stage_bytes": STAGE_BYTES,
     "flag_batch": 4,
     "granularity": Granularity.tile,
     "home_granularity": HomeGranularity.token,
@@ -49,6 +51,7 @@ BULK = {
     "hidden": [2880, 7168, 14_336],
     "num_warps": [1, 2, 4, 8],
     "num_stages": [1, 2, 3, 6, 14],
+    "stage_bytes": [STAGE_BYTES, 2048],
     "flag_batch": [1, 4, 32],
 }
 # The same loop with other addresses.
@@ -57,6 +60,7 @@ BULK_HOME = {
     "hidden": [2880, 14_336],
     "num_warps": [2, 4],
     "num_stages": [1, 3, 6],
+    "stage_bytes": [STAGE_BYTES],
     "flag_batch": [1, 4],
     "home_granularity": list(HomeGranularity),
 }
@@ -132,7 +136,7 @@ def fits(case: dict[str, Any]) -> bool:
     """Whether the rings of a CTA find room."""
     if case.get("copy") is not Copy.tma:
         return True
-    stage_bytes = min(2 * case["hidden"], 14_336)
+    stage_bytes = min(2 * case["hidden"], case.get("stage_bytes", STAGE_BYTES))
     return case["num_warps"] * case["num_stages"] * stage_bytes <= RING_BYTES
 
 
@@ -168,6 +172,7 @@ def constants_for(name: str, case: dict[str, Any]) -> Constants:
         num_warps=num_warps,
         num_loads=num_loads,
         num_stages=chosen["num_stages"],
+        stage_bytes=chosen["stage_bytes"],
         flag_batch=chosen["flag_batch"],
         pace_latency_ns=int(chosen["paced"]),
     )
@@ -290,11 +295,11 @@ def test_bulk_copies_wait_for_stages_before_they_fill_them_and_for_rows_before_t
             f"cp.async.bulk.wait_group.read {behind - 1}",
             "mbarrier.arrive.expect_tx.shared.b64",
             "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes",
-            "cp.async.bulk.global.shared::cta.bulk_group",
-            "cp.async.bulk.commit_group",
             # The rows that are told have arrived; younger ones may be under way.
             f"cp.async.bulk.wait_group {behind * constants.num_pieces}",
             *raised,
+            "cp.async.bulk.global.shared::cta.bulk_group",
+            "cp.async.bulk.commit_group",
             "cp.async.bulk.wait_group 0",
             *raised,
         ]

@@ -193,3 +193,18 @@ def test_a_launch_is_opened_by_the_gate_that_was_asked_for(exchange, preset, nam
     group.open(exchange=exchange, preset=preset)
 
     assert launched == [name]
+
+
+def test_a_plan_that_differs_from_numpys_is_told_by_buffer_and_word():
+    group = group_of(SETTINGS, max_tokens=9, num_tokens=16)
+    group.set_routing(drawn([9, 7]), epoch=1)
+    untouched = [group.plan_differences(rank, returns_epoch=1) for rank in group.ranks]
+
+    group.tensor(1, Slot.sends)[3, 2] += 1
+    group.tensor(1, Slot.returns)[0] += 1
+    group.tensor(1, Slot.words)[Word.num_tiles] += 1
+
+    assert untouched == [[], []]
+    assert group.plan_differences(0, returns_epoch=1) == []
+    assert group.plan_differences(1) == ["num_tiles", "sends"]
+    assert group.plan_differences(1, returns_epoch=1) == ["num_tiles", "sends", "returns"]

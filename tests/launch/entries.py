@@ -137,7 +137,11 @@ def killed(job: Job) -> Records:
 
 
 def exits(job: Job) -> Records:
-    return _on_rank_one(job, lambda: os._exit(7))
+    def say_and_exit() -> None:
+        os.write(2, b"the last word\n\n")
+        os._exit(7)
+
+    return _on_rank_one(job, say_and_exit)
 
 
 def hangs(job: Job) -> Records:

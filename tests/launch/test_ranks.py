@@ -65,13 +65,17 @@ def test_ranks_that_share_a_gpu_share_a_process_and_come_back_by_rank(point, log
             Status.compile_error,
             "rank 1: CompileError: dispatch: ptxas found no registers",
         ),
-        (entries.dies_by_segv, Status.runtime_error, "rank 1 died by SIGSEGV; see its log"),
+        (entries.dies_by_segv, Status.runtime_error, "rank 1 died by SIGSEGV; see logs/rank1.log"),
         (
             entries.killed,
             Status.oom,
             "rank 1 was killed by SIGKILL, most often because memory ran out",
         ),
-        (entries.exits, Status.runtime_error, "rank 1 exited with code 7; see its log"),
+        (
+            entries.exits,
+            Status.runtime_error,
+            "rank 1 exited with code 7 after 'the last word'; see logs/rank1.log",
+        ),
     ],
 )
 def test_a_rank_that_fails_is_told_by_status_and_sentence(point, log_dir, entry, status, reason):
@@ -85,7 +89,7 @@ def test_a_rank_that_hangs_is_ended_at_its_limit_with_its_stack_in_the_log(point
 
     assert failure.status is Status.timeout
     assert failure.reason == (
-        "launch.time_limit_s=2: rank 1 had not ended; its stack is in its log"
+        "launch.time_limit_s=2: rank 1 had not ended; its stack is in logs/rank1.log"
     )
     assert "entries.py" in failure.log
 

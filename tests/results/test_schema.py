@@ -6,15 +6,17 @@ import pyarrow as pa
 import pytest
 
 from tilepipe.config import choices
+from tilepipe.config.placements import PLACEMENTS
 from tilepipe.config.routings import ROUTINGS
 from tilepipe.config.schemas import KERNELS, Workload
 from tilepipe.records import Span, SpanKind, Status
-from tilepipe.results.columns import allowed_words, schema_faults
+from tilepipe.results.columns import allowed_words
 from tilepipe.results.schema import (
     BREAKDOWN,
     CONTENDER_FIGURES,
     CONTENDERS,
     PERFORMANCE_COLUMNS,
+    PLACEMENT_KEYS,
     POINT_FIGURES,
     ROUTING_KEYS,
     SAMPLES,
@@ -22,6 +24,7 @@ from tilepipe.results.schema import (
     SUMMARY,
     TIMELINE,
 )
+from tilepipe.results.versions import schema_faults
 
 TABLES = {"samples": SAMPLES, "breakdown": BREAKDOWN, "summary": SUMMARY, "timeline": TIMELINE}
 
@@ -30,7 +33,7 @@ TABLES = {"samples": SAMPLES, "breakdown": BREAKDOWN, "summary": SUMMARY, "timel
 def test_every_field_says_what_it_means_in_which_unit_and_window(name):
     schema = TABLES[name]
 
-    assert schema.metadata == {b"table": name.encode(), b"schema_version": b"2"}
+    assert schema.metadata == {b"table": name.encode(), b"schema_version": b"3"}
     assert len(set(schema.names)) == len(schema.names)
     for field in schema:
         assert all(field.metadata[key] for key in (b"meaning", b"unit", b"window")), field.name
@@ -91,7 +94,8 @@ TERM = BREAKDOWN.names.index("term")
         (lambda s: s.remove_metadata(), "table is nothing, want breakdown"),
         (
             lambda s: s.with_metadata({**s.metadata, b"schema_version": b"9"}),
-            "schema_version is 9, want 2",
+            "schema_version is 9, want 3 or older: "
+            "a newer TilePipe wrote it, read it with that one",
         ),
         (lambda s: s.remove(TERM), "columns missing ['term'], unknown []"),
         (lambda s: s.append(pa.field("x", "int8")), "columns missing [], unknown ['x']"),
@@ -117,11 +121,16 @@ def test_a_strange_schema_is_told_apart(change, fault):
     assert schema_faults(change(BREAKDOWN), BREAKDOWN) == [fault]
 
 
-def test_every_setting_that_a_law_or_kernel_has_got_a_column():
+def test_every_setting_that_a_law_a_placement_or_a_kernel_has_got_a_column():
     laws = {key for law in ROUTINGS.values() for key in fields_of(law)} - {"law"}
     kernels = {key for kernel in KERNELS.values() for key in fields_of(kernel)}
 
+    placements = {key for rule in PLACEMENTS.values() for key in fields_of(rule)} - {"rule"}
+
     assert laws == set(ROUTING_KEYS)
+    # How many the Plan has is told instead of how many were asked for.
+    assert placements - {"num_redundant"} == set(PLACEMENT_KEYS)
+    assert "num_redundant" in SUMMARY.names
     assert kernels <= set(SUMMARY.names)
     assert fields_of(Workload) <= set(SUMMARY.names)
 

@@ -89,11 +89,27 @@ def test_an_ok_point_gives_one_row_per_contender_with_its_figures(make_outcome, 
     assert fused.keys() == set(SUMMARY.names)
 
 
+def test_a_row_carries_where_experts_lived(make_outcome, make_point):
+    placement = {"rule": "file", "path": "map.json", "layer": 4, "replica": "local"}
+    outcome = make_outcome(point=make_point(placement=placement))
+    records = tuple(
+        replace(record, counts={**record.counts, "num_physical": 12}) for record in outcome.records
+    )
+
+    plain, counted = summary_rows([make_outcome()])[0], replace(outcome, records=records)
+
+    row = summary_rows([counted])[0]
+    columns = ("placement", "placement_path", "placement_layer", "placement_replica")
+    assert [row[key] for key in (*columns, "num_redundant")] == ["file", "map.json", 4, "local", 4]
+    # A point of an older version has no such group and no such count.
+    assert [plain[key] for key in (*columns, "num_redundant")] == [None] * 5
+
+
 def test_a_row_carries_workload_routing_and_kernel_of_its_point(make_outcome):
     row = summary_rows([make_outcome()])[0]
 
     want = {
-        "schema_version": 2,
+        "schema_version": 3,
         "config_id": "c0ffee",
         "operation": "dispatch_gemm",
         "status": "ok",
@@ -127,7 +143,7 @@ def test_a_row_carries_workload_routing_and_kernel_of_its_point(make_outcome):
 def on_gpu(make_point):
     point = make_point(
         kernel={"copy": "simt", "num_comm_ctas": 12, "num_comm_warps": 16, "num_loads": 14}
-        | {"num_stages": 3, "flag_batch": 4},
+        | {"num_stages": 3, "stage_bytes": 14_336, "flag_batch": 4},
         measure={"num_warmups": 2, "num_iters": 30, "l2": "warm", "regime": "chained"},
         launch={"num_ranks": 2, "fabric": "loopback", "pace_gbps": 50.0, "pace_latency_ns": 700},
     )
@@ -161,6 +177,7 @@ def test_a_row_of_a_gpu_carries_how_it_was_run_and_what_the_clocks_did(
         "num_comm_warps": 16,
         "num_loads": 14,
         "num_stages": 3,
+        "stage_bytes": 14_336,
         "flag_batch": 4,
         "l2": "warm",
         "regime": "chained",

@@ -7,18 +7,25 @@ import math
 import re
 from typing import Any
 
-from tilepipe.config.choices import L2, Copy, Dtype, Fabric, Law, Operation, Regime
+from tilepipe.config.choices import L2, Copy, Dtype, Fabric, Law, Operation, Planner, Regime
 from tilepipe.config.limits import (
     MAX_LOOPBACK_RANKS,
     MAX_NVSHMEM_RANKS,
+    MAX_PLANNED_EXPERTS,
     MAX_TOPK,
+    SHARED_BYTES,
+    WARPS_OF_SM,
     max_combine_warps,
+    max_flag_batch,
+    piece_bytes,
 )
+from tilepipe.config.placements import BalancedPlacement, ContiguousPlacement, FilePlacement
 from tilepipe.config.refuse import require
 from tilepipe.config.schemas import (
     SWEEP_KEYS,
     AllLocalRouting,
     AllRemoteRouting,
+    CommunicationKernel,
     Config,
     GroupedGemmKernel,
     HotExpertRouting,
@@ -33,7 +40,8 @@ def check_sweep(container: dict[str, Any]) -> None:
     name, rounds = container["name"], container["repetitions"]
     plain = re.fullmatch(r"\w[\w-]*", name) is not None
     require(plain, "name", name, "must be one word of letters, digits, _ and -: it names a folder")
-    require(name not in ("logs", "wrapped"), "name", name, "has another use; take another name")
+    taken = ("logs", "report", "wrapped")
+    require(name not in taken, "name", name, "has another use; take another name")
     require(1 <= rounds <= 1000, "repetitions", rounds, "must be in 1..1000")
     require(container["results_dir"] != "", "results_dir", "", "must name a folder")
 
@@ -48,6 +56,7 @@ def check_same_sweep(first: dict[str, Any], other: dict[str, Any]) -> None:
 def check_config(config: Config) -> None:
     """Refuse settings that fit one by one but not together; needs neither a GPU nor a file."""
     _check_sizes(config)
+    _check_placement(config)
     _check_experts(config)
     _check_executor(config)
     _check_gpu_keys(config)
@@ -85,11 +94,9 @@ def _check_sizes(config: Config) -> None:
 
 
 def _check_experts(config: Config) -> None:
-    """Experts divide over ranks, and a token finds enough distinct ones."""
+    """A token finds enough distinct experts where its law looks for them."""
     workload, routing, num_ranks = config.workload, config.routing, config.launch.num_ranks
     num_experts, num_topk = workload.num_experts, workload.num_topk
-    allowed = f"must be a multiple of launch.num_ranks={num_ranks}"
-    require(num_experts % num_ranks == 0, "workload.num_experts", num_experts, allowed)
     allowed = f"must be at most workload.num_experts={num_experts}"
     require(num_topk <= num_experts, "workload.num_topk", num_topk, allowed)
     num_local = num_experts // num_ranks
@@ -108,6 +115,36 @@ def _check_experts(config: Config) -> None:
     if isinstance(routing, HotRankRouting):
         hot, allowed = routing.hot_rank, f"must be in 0..{num_ranks - 1}"
         require(0 <= hot < num_ranks, "routing.hot_rank", hot, allowed)
+
+
+def _check_placement(config: Config) -> None:
+    """Every rank holds as many physical experts as the others, and laws by rank know their rank."""
+    placement, law, num_ranks = config.placement, config.routing.law, config.launch.num_ranks
+    num_experts = config.workload.num_experts
+    # A file may leave physical experts unused, and balanced may have more than there are experts.
+    if not isinstance(placement, FilePlacement | BalancedPlacement) or law in _LAWS_BY_RANK:
+        allowed = f"must be a multiple of launch.num_ranks={num_ranks}"
+        require(num_experts % num_ranks == 0, "workload.num_experts", num_experts, allowed)
+    if isinstance(placement, BalancedPlacement):
+        count, most = placement.num_redundant, num_experts * num_ranks
+        least = -num_experts % num_ranks
+        allowed = (
+            f"with workload.num_experts={num_experts} it is no multiple of "
+            f"launch.num_ranks={num_ranks}; use {least}, {least + num_ranks} and so on"
+        )
+        divides = (num_experts + count) % num_ranks == 0
+        require(divides, "placement.num_redundant", count, allowed)
+        allowed = f"must be at most workload.num_experts x launch.num_ranks = {most}"
+        require(count <= most, "placement.num_redundant", count, allowed)
+    known = law not in _LAWS_THAT_PROMISE or isinstance(placement, ContiguousPlacement)
+    allowed = f"routing={law.name} knows where experts live by placement=contiguous; type that"
+    require(known, "placement", placement.rule, allowed)
+
+
+# Laws that know an expert's rank, which is that of placement=contiguous.
+_LAWS_BY_RANK = (Law.hot_rank, Law.all_local, Law.all_remote)
+# Those among them whose name would be false under any other placement.
+_LAWS_THAT_PROMISE = (Law.all_local, Law.all_remote)
 
 
 def _check_wrap(config: Config) -> None:
@@ -148,10 +185,11 @@ _GPU_KEYS = {
     "num_comm_warps": "warps",
     "num_loads": "loads in flight",
     "num_stages": "stages",
+    "stage_bytes": "stages",
     "flag_batch": "release fences to share",
 }
 # Keys of one copy only -> that copy.
-_OF_ONE_COPY = {"num_loads": Copy.simt, "num_stages": Copy.tma}
+_OF_ONE_COPY = {"num_loads": Copy.simt, "num_stages": Copy.tma, "stage_bytes": Copy.tma}
 _LEAVE_OUT = "leave the key out, or choose hardware with a GPU"
 _ON_HOST = "leave the key out, or type hardware=cpu"
 
@@ -161,9 +199,13 @@ def _check_gpu_keys(config: Config) -> None:
     kernel = config.kernel
     if isinstance(kernel, GroupedGemmKernel):
         return
+    on_host = config.launch.fabric is Fabric.host
+    allowed = f"the host executor plans with NumPy; {_LEAVE_OUT}"
+    by_numpy = kernel.planner is Planner.numpy
+    require(by_numpy or not on_host, "kernel.planner", kernel.planner, allowed)
     for key, lacked in _GPU_KEYS.items():
         value = getattr(kernel, key)
-        if config.launch.fabric is Fabric.host:
+        if on_host:
             allowed = f"the host executor has no {lacked}; {_LEAVE_OUT}"
             require(value is None, f"kernel.{key}", value, allowed)
         elif kernel.copy is not _OF_ONE_COPY.get(key, kernel.copy):
@@ -193,6 +235,52 @@ def _check_kernels(config: Config) -> None:
             f"warps; use at most {most}"
         )
         require(warps is None or warps <= most, "kernel.num_comm_warps", warps, allowed)
+    if kernel.planner is Planner.device:
+        num_experts = config.workload.num_experts
+        allowed = (
+            f"the plan kernel counts at most {MAX_PLANNED_EXPERTS} experts; lower it, or type "
+            "kernel.planner=numpy"
+        )
+        fits = num_experts <= MAX_PLANNED_EXPERTS
+        require(fits, "workload.num_experts", num_experts, allowed)
+    _check_residency(config, kernel)
+    if kernel.copy is Copy.tma:
+        _check_bulk(config, kernel)
+
+
+def _check_residency(config: Config, kernel: CommunicationKernel) -> None:
+    """CTAs of all ranks on a GPU run at once; the code's registers may allow fewer."""
+    ctas, warps, num_sms = kernel.num_comm_ctas, kernel.num_comm_warps, config.hardware.num_sms
+    if not isinstance(ctas, int) or warps is None or num_sms is None:
+        return
+    shared = config.launch.fabric is Fabric.loopback
+    num_ranks = config.launch.num_ranks if shared else 1
+    most = num_sms * (WARPS_OF_SM // warps) // num_ranks
+    ranks = f" shared by {num_ranks} ranks" if num_ranks > 1 else ""
+    allowed = (
+        f"{num_sms} SMs{ranks} hold {most} CTAs of {warps} warps a rank; use at most {most}, or "
+        "fewer kernel.num_comm_warps"
+    )
+    require(ctas <= most, "kernel.num_comm_ctas", ctas, allowed)
+
+
+def _check_bulk(config: Config, kernel: CommunicationKernel) -> None:
+    """What rings of bulk copies take of an SM, and what their warps can remember."""
+    batch, stages, warps = kernel.flag_batch, kernel.num_stages, kernel.num_comm_warps
+    room = kernel.stage_bytes
+    if batch is None or stages is None or warps is None or room is None:
+        return
+    allowed = f"warps with kernel.num_stages={stages} remember {{0}} rows; use at most {{0}}"
+    most = max_flag_batch(stages)
+    require(batch <= most, "kernel.flag_batch", batch, allowed.format(most))
+    stage_bytes = piece_bytes(config.workload.hidden * _ELEM_BYTES[config.workload.dtype], room)
+    needed = warps * stages * stage_bytes
+    allowed = (
+        f"{warps} warps x that many stages of {stage_bytes} bytes need {needed} bytes of shared "
+        f"memory, and an SM has {SHARED_BYTES}; lower it, kernel.stage_bytes or "
+        "kernel.num_comm_warps"
+    )
+    require(needed <= SHARED_BYTES, "kernel.num_stages", stages, allowed)
 
 
 def _check_pace(config: Config) -> None:

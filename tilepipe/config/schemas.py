@@ -19,14 +19,19 @@ from tilepipe.config.choices import (
     Layout,
     Operation,
     Order,
+    PlacementRule,
+    Planner,
     Regime,
+    Replica,
     Resume,
 )
+from tilepipe.config.placements import PLACEMENTS, Placement
 from tilepipe.config.refuse import require, require_own
 from tilepipe.config.routings import (
     ROUTINGS,
     AllLocalRouting,
     AllRemoteRouting,
+    CountsRouting,
     HotExpertRouting,
     HotRankRouting,
     LognormalRouting,
@@ -44,7 +49,9 @@ __all__ = [
     "AllLocalRouting",
     "AllRemoteRouting",
     "CombineKernel",
+    "CommunicationKernel",
     "Config",
+    "CountsRouting",
     "DispatchGemmKernel",
     "DispatchKernel",
     "GemmCombineKernel",
@@ -113,7 +120,7 @@ class _GemmTiles:
 
 
 @dataclass(kw_only=True)
-class _Communication(_GemmTiles):
+class CommunicationKernel(_GemmTiles):
     """How rows travel: what dispatch and combine have in common."""
 
     copy: Copy | None = None  # null: the host executor has no copies
@@ -122,7 +129,9 @@ class _Communication(_GemmTiles):
     num_comm_warps: int | None = None  # warps of a communication CTA
     num_loads: int | None = None  # 16-byte loads that a lane has in flight; null but for copy=simt
     num_stages: int | None = None  # pieces of a row that a warp's ring holds; null but for copy=tma
+    stage_bytes: int | None = None  # room of a stage, into which wider rows are split; as above
     flag_batch: int | None = None  # rows of one warp whose flags share one release fence
+    planner: Planner = Planner.numpy
     order: Order = Order.edf
     granularity: Granularity = Granularity.tile
     # Receive rows = factor x mean rows per rank; null: enough for the worst case.
@@ -138,19 +147,22 @@ class _Communication(_GemmTiles):
             count = getattr(self, key)
             fits = count is None or 1 <= count <= largest
             require(fits, f"kernel.{key}", count, f"must be in 1..{largest}, or null")
+        room = self.stage_bytes
+        fits = room is None or (512 <= room <= 65_536 and room % 16 == 0)
+        require(fits, "kernel.stage_bytes", room, "must be a multiple of 16 in 512..65536, or null")
         finite = factor is None or (factor > 0 and math.isfinite(factor))
         require(finite, "kernel.capacity_factor", factor, "must be above 0, or null")
 
 
 @dataclass(kw_only=True)
-class DispatchKernel(_Communication):
+class DispatchKernel(CommunicationKernel):
     """Dispatch alone, the GEMM held out."""
 
     operation: Operation = Operation.dispatch
 
 
 @dataclass(kw_only=True)
-class CombineKernel(_Communication):
+class CombineKernel(CommunicationKernel):
     """Combine alone, the GEMM held out."""
 
     operation: Operation = Operation.combine
@@ -165,14 +177,14 @@ class GroupedGemmKernel(_GemmTiles):
 
 
 @dataclass(kw_only=True)
-class DispatchGemmKernel(_Communication):
+class DispatchGemmKernel(CommunicationKernel):
     """Dispatch and the first GEMM, fused."""
 
     operation: Operation = Operation.dispatch_gemm
 
 
 @dataclass(kw_only=True)
-class GemmCombineKernel(_Communication):
+class GemmCombineKernel(CommunicationKernel):
     """The second GEMM and combine, fused."""
 
     operation: Operation = Operation.gemm_combine
@@ -262,6 +274,7 @@ class Config:
     kernel: Kernel
     workload: Workload
     routing: Routing
+    placement: Placement
     measure: Measure
     launch: Launch
     results_dir: str
@@ -291,6 +304,7 @@ def config_from_dict(container: dict[str, Any]) -> Config:
     allowed = f"differs from kernel.operation={fixed.name}; type kernel=OPERATION, which sets both"
     require(operation is fixed, "operation", operation, allowed)
     law = _member(Law, "routing.law", container["routing"]["law"])
+    rule = _member(PlacementRule, "placement.rule", container["placement"]["rule"])
     return Config(
         name=container["name"],
         operation=operation,
@@ -298,6 +312,7 @@ def config_from_dict(container: dict[str, Any]) -> Config:
         kernel=_build(KERNELS[operation], "kernel", container),
         workload=_build(Workload, "workload", container),
         routing=_build(ROUTINGS[law], "routing", container),
+        placement=_build(PLACEMENTS[rule], "placement", container),
         measure=_build(Measure, "measure", container),
         launch=_build(Launch, "launch", container),
         results_dir=container["results_dir"],
@@ -359,5 +374,8 @@ _CHOICES = (
     Layout,
     Operation,
     Order,
+    PlacementRule,
+    Planner,
     Regime,
+    Replica,
 )

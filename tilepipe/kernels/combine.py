@@ -179,7 +179,10 @@ def _wait_ranks(
             constants.num_ranks,
             limit_ns,
         )
-    return cute.arch.vote_all_sync(alive)
+    came = cute.arch.vote_all_sync(alive)
+    # A vote orders no memory, and each lane has acquired the rows of one rank alone.
+    cute.arch.sync_warp()
+    return came
 
 
 @cute.jit

@@ -5,12 +5,10 @@ Knows nothing of addresses or of how often a kernel runs.
 
 from dataclasses import dataclass
 
+from tilepipe.config import limits
 from tilepipe.config.choices import Copy, Granularity
 
-__all__ = ["MAX_PIECE_BYTES", "Constants"]
-
-# A row of hidden 7168 in bf16; wider rows are split, since rings share 227 KiB of an SM.
-MAX_PIECE_BYTES = 14_336
+__all__ = ["Constants"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,19 +26,19 @@ class Constants:
     num_warps: int = 16  # of a CTA
     num_loads: int = 14  # SIMT: 16-byte loads that a lane has in flight
     num_stages: int = 3  # TMA: pieces of a row that a warp's ring holds
+    stage_bytes: int = limits.STAGE_BYTES  # TMA: room of a stage
     flag_batch: int = 4  # rows of a warp whose flags share one release fence
     paced: bool = False  # links are throttled and flags delayed
 
     @property
     def num_pieces(self) -> int:
         """Pieces that a row is copied in, each of which fits a stage."""
-        return max(1, -(-self.row_bytes // MAX_PIECE_BYTES))
+        return limits.num_pieces(self.row_bytes, self.stage_bytes)
 
     @property
     def piece_bytes(self) -> int:
         """Bytes of a piece, a multiple of 16; the last one may be shorter."""
-        vectors = -(-self.row_bytes // 16)
-        return max(1, -(-vectors // self.num_pieces)) * 16
+        return limits.piece_bytes(self.row_bytes, self.stage_bytes)
 
     @property
     def num_experts(self) -> int:

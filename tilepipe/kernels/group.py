@@ -81,6 +81,11 @@ class DeviceGroup:
         """A buffer of a rank of this process."""
         return self.heap.tensor(rank, slot)
 
+    @property
+    def epoch(self) -> int:
+        """Number of the latest launch that was opened; 0 before the first."""
+        return self._epoch
+
     # Plans.
 
     def set_routing(self, routing: Routing, *, epoch: int | None = None) -> None:
@@ -99,7 +104,7 @@ class DeviceGroup:
         ]
         homes = self._homes()
         for rank in self.ranks:
-            self._upload(rank, self.plans[rank], routing, counts[rank], homes[rank], epoch)
+            self._upload(rank, routing, homes[rank], epoch)
 
     def refresh_plan(self) -> None:
         """Make the plan of the next launch, where it depends on which launch that is."""
@@ -128,37 +133,67 @@ class DeviceGroup:
     def _upload(
         self,
         rank: int,
-        plan: RankPlan,
         routing: Routing,
-        rows_to: np.ndarray,
         home: tuple[np.ndarray, np.ndarray],
         epoch: int,
     ) -> None:
-        fill = self.heap.fill
-        fill(rank, Slot.topk_idx, routing.topk_idx[rank])
-        fill(rank, Slot.topk_weights, routing.topk_weights[rank])
+        self.heap.fill(rank, Slot.topk_idx, routing.topk_idx[rank])
+        self.heap.fill(rank, Slot.topk_weights, routing.topk_weights[rank])
         self._set_words(rank, {Word.num_tokens: len(routing.topk_idx[rank])})
         if self.plans_on_device:
             return
-        returns = plan_returns(plan.layout, *home, self.settings, epoch=epoch)
-        at_home = plan_home(routing.topk_idx[rank], self.settings)
-        expected = plan.readiness.expected.astype(np.int32)
-        fill(rank, Slot.sends, pack_sends(plan, self.settings))
-        fill(rank, Slot.tiles, pack_tiles(plan.layout))
-        fill(rank, Slot.ready_expected, expected)
-        fill(rank, Slot.rows_to, rows_to)
-        fill(rank, Slot.returns, pack_returns(returns))
-        fill(rank, Slot.token_expected, at_home.token_expected.astype(np.int32))
-        fill(rank, Slot.rank_expected, at_home.rank_expected.astype(np.int32))
-        self._set_words(
-            rank,
-            {
-                Word.num_sends: plan.num_sent,
-                Word.num_tiles: plan.layout.num_tiles,
-                Word.num_counters: len(expected),
-                Word.num_returns: plan.layout.num_rows,
-            },
-        )
+        for slot, values in self._sending_plan(rank).items():
+            self.heap.fill(rank, slot, values)
+        self.heap.fill(rank, Slot.returns, self._returning_plan(rank, home, epoch))
+        self._set_words(rank, self._plan_words(rank))
+
+    def _sending_plan(self, rank: int) -> dict[Slot, np.ndarray]:
+        """What NumPy's plan of a rank is as buffers, but for the way back."""
+        plan, topk_idx = self.plans[rank], self.routing.topk_idx[rank]
+        at_home = plan_home(topk_idx, self.settings)
+        return {
+            Slot.sends: pack_sends(plan, self.settings),
+            Slot.tiles: pack_tiles(plan.layout),
+            Slot.ready_expected: plan.readiness.expected.astype(np.int32),
+            Slot.rows_to: count_rows(topk_idx, self.settings.num_experts),
+            Slot.token_expected: at_home.token_expected.astype(np.int32),
+            Slot.rank_expected: at_home.rank_expected.astype(np.int32),
+        }
+
+    def _returning_plan(
+        self, rank: int, home: tuple[np.ndarray, np.ndarray], epoch: int
+    ) -> np.ndarray:
+        layout = self.plans[rank].layout
+        return pack_returns(plan_returns(layout, *home, self.settings, epoch=epoch))
+
+    def _plan_words(self, rank: int) -> dict[Word, int]:
+        plan = self.plans[rank]
+        return {
+            Word.num_sends: plan.num_sent,
+            Word.num_tiles: plan.layout.num_tiles,
+            Word.num_counters: len(plan.readiness.expected),
+            Word.num_returns: plan.layout.num_rows,
+        }
+
+    def plan_differences(self, rank: int, *, returns_epoch: int | None = None) -> list[str]:
+        """Buffers of a rank in which the latest plan on the device differs from NumPy's.
+
+        The way back is compared where the launch that planned it, `returns_epoch`, is given. For
+        an idle device.
+        """
+        wanted = self._sending_plan(rank)
+        if returns_epoch is not None:
+            home = self._homes()[rank]
+            wanted[Slot.returns] = self._returning_plan(rank, home, returns_epoch)
+        words = self.tensor(rank, Slot.words).tolist()
+        return [
+            *(word.name for word, value in self._plan_words(rank).items() if words[word] != value),
+            *(
+                slot.name
+                for slot, values in wanted.items()
+                if not np.array_equal(self.tensor(rank, slot)[: len(values)].cpu(), values)
+            ),
+        ]
 
     def _set_words(self, rank: int, words: dict[Word, int]) -> None:
         block = self.tensor(rank, Slot.words)
@@ -173,11 +208,14 @@ class DeviceGroup:
         With `preset` counters start at their thresholds, so that nothing waits (rule 6). Where the
         device makes the plan, it is made behind the gate, but for a preset launch.
         """
-        name = f"open{'_exchange' * exchange}{'_preset' * preset}"
-        if self.plans_on_device and not preset:
-            name = "plan" if exchange else "plan_returns"
-        self.launcher.launch(name)
+        self.launcher.launch(self.opening(exchange=exchange, preset=preset))
         self._epoch += 1
+
+    def opening(self, *, exchange: bool, preset: bool = False) -> str:
+        """Name of the launch by which `open` opens."""
+        if self.plans_on_device and not preset:
+            return "plan" if exchange else "plan_returns"
+        return f"open{'_exchange' * exchange}{'_preset' * preset}"
 
     def meet(self) -> None:
         """Let the device wait for all ranks: a launch that is opened and does nothing."""

@@ -15,14 +15,14 @@ from cutlass import Int32, Int64
 from cutlass.cute.runtime import make_fake_stream, make_ptr
 
 from tilepipe.config.choices import Copy, Granularity, HomeGranularity
-from tilepipe.config.limits import max_combine_warps
+from tilepipe.config.limits import SHARED_BYTES, STAGE_BYTES, max_combine_warps
 from tilepipe.kernels.buffers import run_capacity, ticket_capacity
 from tilepipe.kernels.combine import combine_entry
 from tilepipe.kernels.compile import Code, compile_code
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.dispatch import dispatch_entry
 from tilepipe.kernels.memory import LANES
-from tilepipe.kernels.move import SHARED_BYTES, shared_bytes
+from tilepipe.kernels.move import shared_bytes
 from tilepipe.kernels.plan import plan_entry
 from tilepipe.kernels.protocol import gate_entry
 from tilepipe.kernels.residency import Residency, residency_of
@@ -83,6 +83,7 @@ class Knobs:
     num_warps: int = 16  # of a CTA
     num_loads: int = 14  # SIMT: 16-byte loads that a lane has in flight
     num_stages: int = 3  # TMA: pieces of a row that a warp's ring holds
+    stage_bytes: int = STAGE_BYTES  # TMA: room of a stage
     flag_batch: int = 4  # rows of a warp whose flags share one release fence
     pace_gbps: float | None = None  # 1e9 byte/s of each link; None: not throttled
     pace_latency_ns: int = 0
@@ -121,6 +122,7 @@ def constants_of(name: str, settings: PlanSettings, shape: Shape, knobs: Knobs) 
         num_warps=knobs.num_warps,
         num_loads=knobs.num_loads,
         num_stages=knobs.num_stages,
+        stage_bytes=knobs.stage_bytes,
         flag_batch=knobs.flag_batch,
         **rows,
         **group,

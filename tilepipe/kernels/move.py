@@ -12,10 +12,8 @@ from tilepipe.kernels import bulk, reduction, simt
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.memory import table_bytes
 
-__all__ = ["SHARED_BYTES", "move_rows", "shared_bytes", "warp_bytes", "warp_memory"]
+__all__ = ["move_rows", "shared_bytes", "warp_bytes", "warp_memory"]
 
-# Of a CTA that has an SM to itself (sm_90: 228 KiB less 1 for the system).
-SHARED_BYTES = 227 * 1024
 _ALIGN = 128
 
 

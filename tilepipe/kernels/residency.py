@@ -19,6 +19,7 @@ class Residency:
     ctas_per_sm: int
     num_sms: int
     num_registers: int  # of a thread
+    shared_bytes: int  # of a CTA, static and dynamic
     local_bytes: int  # of a thread: spills and arrays that found no register
 
     @property
@@ -51,6 +52,10 @@ def residency_of(code: Code, *, num_threads: int, dynamic_bytes: int = 0) -> Res
             ),
             num_registers=_checked(
                 driver.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_NUM_REGS, function)
+            ),
+            shared_bytes=dynamic_bytes
+            + _checked(
+                driver.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function)
             ),
             local_bytes=_checked(
                 driver.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, function)

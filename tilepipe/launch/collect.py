@@ -3,6 +3,9 @@
 Knows nothing of how a point runs; judges no setting, so that one bad point stops no sweep.
 """
 
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from hydra.conf import HydraConf
@@ -12,7 +15,54 @@ from tilepipe.config.identity import build_facts, build_id, config_id
 from tilepipe.config.schemas import SWEEP_KEYS
 from tilepipe.records import Point
 
-__all__ = ["point_from"]
+__all__ = ["own_experiment_fault", "point_from", "several_experiments"]
+
+_PACKAGE = "# @package _global_"
+
+
+def own_experiment_fault(argv: Sequence[str]) -> str:
+    """What an experiment file of the user's lacks, in a sentence; empty where it lacks nothing.
+
+    Without the line Hydra puts the file's keys below a key `experiment`, and speaks of that.
+    """
+    words = [part for word in argv for part in word.split("=", 1)]
+    following = dict(itertools.pairwise(words))
+    folder, option = following.get("--config-dir"), following.get("+experiment")
+    if folder is None or option is None:
+        return ""
+    path = Path(folder) / "experiment" / f"{option}.yaml"
+    if not path.is_file() or _PACKAGE in path.read_text(encoding="utf-8", errors="replace"):
+        return ""
+    return f"{path}: the first line of an experiment must be {_PACKAGE}; put it there"
+
+
+def several_experiments(points: Sequence[Point], config_dirs: Sequence[Path]) -> str:
+    """Why the experiments typed cannot be run as one sweep, in a sentence; empty where they can.
+
+    A list lays one file over the other, and a comma list takes the sweep of neither. What has no
+    `name` of its own is no experiment, and may lie over one.
+    """
+    layers = {option for point in points for option in _experiments_of(point)}
+    alone = [option for option in sorted(layers) if _has_name(option, config_dirs)]
+    if len(alone) < 2:
+        return ""
+    return (
+        f"experiment={','.join(alone)}: each has a kernel and a sweep of its own; start one after "
+        "the other"
+    )
+
+
+def _experiments_of(point: Point) -> list[str]:
+    """Options of the group experiment behind a point."""
+    typed = [word.partition("=") for word in point.overrides]
+    words = [value for key, _, value in typed if key.lstrip("+") == "experiment"]
+    return [option.strip() for word in words for option in word.strip("[]").split(",")]
+
+
+def _has_name(option: str, config_dirs: Sequence[Path]) -> bool:
+    files = [folder / "experiment" / f"{option}.yaml" for folder in config_dirs]
+    found = next((path for path in files if path.is_file()), None)
+    return found is not None and "name" in OmegaConf.load(found)
 
 
 def point_from(cfg: DictConfig, hydra_cfg: HydraConf) -> Point:

@@ -22,7 +22,7 @@ from tilepipe.launch.reuse import in_order, reusable, stale_because
 from tilepipe.launch.screen import Screen
 from tilepipe.launch.stopping import Interrupted, interruptible, uninterrupted
 from tilepipe.launch.worker import Entry, rank_main
-from tilepipe.launch.wrapped import run_wrapped, wrapped_folder
+from tilepipe.launch.wrapped import check_tool, run_wrapped, wrapped_folder
 from tilepipe.records import Outcome, Point, RankRecord, Status
 from tilepipe.results.accounting import account
 from tilepipe.results.files import StoreError, check_results_dir
@@ -78,6 +78,8 @@ def run_points(
         for point in points:
             check_sweep(point.config)
             check_same_sweep(points[0].config, point.config)
+        for wrap in sorted({str(point.config["launch"]["wrap"] or "") for point in points}):
+            check_tool(wrap)
         check_results_dir(results_dir)
     except (StoreError, ValueError) as error:
         Screen(0).say_error(str(error))

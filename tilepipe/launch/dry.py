@@ -25,7 +25,8 @@ def dry_table(
     points: Sequence[Point], *, results_dir: Path, resume: Resume
 ) -> tuple[Table, list[str]]:
     """The true list of points in the order of the run, and the sentences of wrong ones."""
-    table = Table(title=f"{len(points)} points, nothing is run")
+    count = f"{len(points)} point{'s' if len(points) != 1 else ''}"
+    table = Table(title=f"{count}, nothing is run")
     for heading in ("#", "point", "what would happen", "ranks", "MiB a rank"):
         table.add_column(heading, justify="right" if heading in ("#", "ranks") else "left")
     wrong = []

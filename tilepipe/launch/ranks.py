@@ -223,15 +223,21 @@ def _explain(log_dir: Path, exits: dict[int, int], first: int, limit_s: float) -
     log = _last_lines(lines)
     if any(line.startswith("Timeout (") for line in lines):
         reason = (
-            f"launch.time_limit_s={limit_s:g}: rank {first} had not ended; its stack is in its log"
+            f"launch.time_limit_s={limit_s:g}: rank {first} had not ended; its stack is in "
+            f"logs/rank{first}.log"
         )
         return RanksFailed(Status.timeout, reason, log)
     code = exits[first]
     if code == -signal.SIGKILL:
         reason = f"rank {first} was killed by SIGKILL, most often because memory ran out"
         return RanksFailed(Status.oom, reason, log)
-    how = f"died by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-    return RanksFailed(Status.runtime_error, f"rank {first} {how}; see its log", log)
+    if code < 0:
+        how = f"died by {signal.Signals(-code).name}"
+    else:
+        spoken = [line.strip() for line in lines if line.strip()]
+        how = f"exited with code {code}" + (f" after {spoken[-1]!r}" if spoken else "")
+    reason = f"rank {first} {how}; see logs/rank{first}.log"
+    return RanksFailed(Status.runtime_error, reason, log)
 
 
 def _failures(log_dir: Path) -> dict[int, dict[str, Any]]:

@@ -48,6 +48,7 @@ class Screen:
         self._console = console if console.is_terminal else _Console(width=_PIPED_WIDTH)
         self._errors = Console(stderr=True)
         self._counts: Counter[str] = Counter()
+        self._reason = ""  # of the point that ended last
         self._bar: Progress | None = None
 
     def say(self, text: str) -> None:
@@ -85,8 +86,13 @@ class Screen:
         """A point has ended, or was there already."""
         self._counts[_kind(outcome, reused)] += 1
         line = progress_line(
-            outcome, number=self._counts.total(), total=self._num_points, reused=reused
+            outcome,
+            number=self._counts.total(),
+            total=self._num_points,
+            reused=reused,
+            again=outcome.reason == self._reason,
         )
+        self._reason = outcome.reason
         self.say(line)
         if self._bar is not None:
             self._bar.update(self._task, advance=1, description=self._described())

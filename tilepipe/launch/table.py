@@ -3,6 +3,7 @@
 Knows nothing of files; the same numbers, with their intervals, stand in the Parquet files.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,7 +32,7 @@ _AXES = {
     "repetition": "round",
     "hardware": "hardware",
     "num_ranks": "ranks",
-    "num_tokens_total": "tokens",
+    "num_tokens_total": "tokens,\nall ranks",
     "hidden": "hidden",
     "intermediate": "interm.",
     "num_experts": "experts",
@@ -39,6 +40,10 @@ _AXES = {
     "law": "routing",
     "routing_seed": "seed",
     "routing_layer": "layer",
+    "placement": "placement",
+    "num_redundant": "redund.",
+    "placement_layer": "map\nlayer",
+    "placement_replica": "replica",
     "order": "order",
     "granularity": "gran.",
     "home_granularity": "home",
@@ -48,7 +53,9 @@ _AXES = {
     "num_comm_warps": "warps",
     "num_loads": "loads",
     "num_stages": "stages",
+    "stage_bytes": "stage\nbytes",
     "flag_batch": "batch",
+    "planner": "planner",
     "tile_m": "tile_m",
     "tile_n": "tile_n",
     "capacity_factor": "capacity",
@@ -56,6 +63,8 @@ _AXES = {
     "pace_gbps": "pace\nGB/s",
     "pace_latency_ns": "pace\nns",
 }
+# Shown where points of one placement differ in them: else its name says enough.
+_OF_PLACEMENT = ("num_redundant", "placement_layer", "placement_replica")
 # In the order of the columns.
 _CONTENDERS = {
     "fused": "fused",
@@ -94,15 +103,20 @@ _MAIN = {"dispatch_gemm": "fused", "gemm_combine": "fused", "grouped_gemm": "gem
 def told(point: Point) -> str:
     """A point in the words that compose it again."""
     words = command_of(point).partition("tilepipe.run")[2].strip() or point.name
+    if point.executor == "host":
+        # Keys of a GPU, which an experiment that is for both sets to null here.
+        words = re.sub(r" *(?:[\w.]+=null|'[\w.]+=\{[^}]*:null\}')(?= |$)", "", words).strip()
     return f"{words} (repetition {point.repetition})" if point.repetition else words
 
 
-def progress_line(outcome: Outcome, *, number: int, total: int, reused: bool) -> str:
-    """One line when a point has ended."""
+def progress_line(
+    outcome: Outcome, *, number: int, total: int, reused: bool, again: bool = False
+) -> str:
+    """One line when a point has ended; `again`: the line before gave the same reason."""
     how = f"{outcome.status.name}, reused" if reused else outcome.status.name
     said = told(outcome.point)
     if outcome.status is not Status.ok:
-        said = f"{outcome.reason} ({said})"
+        said = f"as before ({said})" if again else f"{outcome.reason} ({said})"
     return f"[{number}/{total}] {how}: {said}"
 
 
@@ -256,7 +270,14 @@ def _executor(row: Mapping[str, Any]) -> str:
 
 
 def _shown_axes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [axis for axis in _AXES if axis in _ALWAYS or len({row[axis] for row in rows}) > 1]
+    return [axis for axis in _AXES if axis in _ALWAYS or _differs(axis, rows)]
+
+
+def _differs(axis: str, rows: Sequence[Mapping[str, Any]]) -> bool:
+    if axis not in _OF_PLACEMENT:
+        return len({row[axis] for row in rows}) > 1
+    placements = {row["placement"] for row in rows}
+    return len({(row["placement"], row[axis]) for row in rows}) > len(placements)
 
 
 def _in_order(names: Any) -> list[str]:

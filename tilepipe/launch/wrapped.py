@@ -18,7 +18,7 @@ from tilepipe.launch.worker import Job, Records, rank_main, run_point
 from tilepipe.records import Outcome, Point, Status
 from tilepipe.results.store import WRAPPED_FOLDER, hold_folder
 
-__all__ = ["run_wrapped", "wrapped_folder"]
+__all__ = ["check_tool", "run_wrapped", "wrapped_folder"]
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -44,9 +44,6 @@ def _run_in(folder: Path, point: Point, results_dir: Path) -> Outcome:
     if config["launch"]["wrap"] == "inline":
         # No boundary here: what is raised belongs to the debugger.
         return _ended(point, _passed(run_point(job, 0)))
-    fault = _tool_fault(config["launch"]["wrap"])
-    if fault:
-        return Outcome(point=point, status=Status.runtime_error, reason=fault)
     job_file = folder / "job.json"
     job_file.write_text(json.dumps(job), encoding="utf-8")
     for old in folder.glob("passed-*"):
@@ -63,16 +60,19 @@ def _run_in(folder: Path, point: Point, results_dir: Path) -> Outcome:
     return _ended(point, all(passed))
 
 
-def _tool_fault(wrap: str) -> str:
-    """Why the tool cannot be started, in a sentence; empty where it can."""
+def check_tool(wrap: str) -> None:
+    """Raise ValueError for a `launch.wrap` that cannot be started; none and inline can."""
+    if not wrap.strip() or wrap == "inline":
+        return
     try:
         words = shlex.split(wrap.format(dir="dir", rank="0"))
     except (ValueError, KeyError, IndexError) as error:
         allowed = "quote it for a shell, with {dir} and {rank} only"
-        return f"launch.wrap={wrap}: {error!r}; {allowed}"
+        raise ValueError(f"launch.wrap={wrap}: {error!r}; {allowed}") from None
     if shutil.which(words[0]) is None:
-        return f"launch.wrap={wrap}: {words[0]} was not found; install it or name its path"
-    return ""
+        raise ValueError(
+            f"launch.wrap={wrap}: {words[0]} was not found; install it or name its path"
+        )
 
 
 def _ended(point: Point, passed: bool) -> Outcome:

@@ -5,6 +5,7 @@ Knows nothing of how points are run. Reads whatever it finds and never raises fo
 
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,24 @@ import pyarrow.parquet as pq
 from tilepipe.measure.stats import integer_median
 from tilepipe.records import Outcome, Status
 from tilepipe.results.breakdown import terms_error
-from tilepipe.results.columns import allowed_words, schema_faults
-from tilepipe.results.pointfile import document_faults, outcome_of
-from tilepipe.results.schema import BREAKDOWN, POINT_FIGURES, SAMPLES, TIMELINE
+from tilepipe.results.columns import allowed_words
+from tilepipe.results.pointfile import document_faults, outcome_of, upgraded
+from tilepipe.results.schema import BREAKDOWN, POINT_FIGURES, SAMPLES, SCHEMA_VERSION, TIMELINE
 from tilepipe.results.spans import span_faults
 from tilepipe.results.summary import slowest_rank
 from tilepipe.results.tables import samples_by_rank, stored_terms, summary_table, to_parquet
+from tilepipe.results.versions import filled, of_version, schema_faults, version_of
 
 __all__ = [
     "POINT_FILES",
     "TIMELINE_FILE",
+    "Stored",
+    "examine_point",
     "is_set_aside",
     "is_temporary",
     "load_point",
     "point_faults",
-    "table_faults",
+    "read_table",
 ]
 
 POINT_FILES = ("samples.parquet", "breakdown.parquet", "point.json")
@@ -50,51 +54,116 @@ def is_temporary(path: Path) -> bool:
     return path.name.startswith(".") and path.name.endswith(".tmp")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """All that a point folder holds, with today's columns and keys."""
+
+    version: int  # of the schemas that it was written with
+    outcome: Outcome
+    document: dict[str, Any]  # point.json
+    samples: pa.Table  # columns of SAMPLES
+    breakdown: pa.Table  # columns of BREAKDOWN
+    timeline: pa.Table | None  # columns of TIMELINE; None where no launch was recorded
+
+
 def point_faults(folder: Path) -> list[str]:
-    """All that is wrong with a point folder, `file: fault` each; empty for a sound point."""
+    """All that keeps a point from being reused, `file: fault` each; empty for a sound one."""
     return load_point(folder)[1]
 
 
 def load_point(folder: Path) -> tuple[Outcome | None, list[str]]:
     """The stored outcome, None where it cannot be read, and all that is wrong with the folder.
 
-    Spans are checked, not brought along: `results.spans` reads them where they are wanted.
+    For those who go on measuring: a point of another version counts as wrong. Spans are checked,
+    not brought along.
+    """
+    stored, faults = examine_point(folder)
+    if stored is None:
+        return None, faults
+    if stored.version != SCHEMA_VERSION:
+        faults.append(f"point.json: schema_version is {stored.version}, want {SCHEMA_VERSION}")
+    return stored.outcome, faults
+
+
+def examine_point(folder: Path, *, anywhere: bool = False) -> tuple[Stored | None, list[str]]:
+    """What the folder holds, None where that cannot be read, and all that is wrong with it.
+
+    Accepts older versions. `anywhere` forgives what does not touch the content: a folder that was
+    renamed or moved, and files beside those of the point.
     """
     try:
-        return _load_point(folder)
+        faults = [] if anywhere else _entry_faults(folder)
+        stored, found = _examine(folder, anywhere=anywhere)
     # Content that no check foresaw: numbers or names past what Python's own types take.
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         return None, [f"point.json or a table: cannot be read: {_one_line(error)}"]
+    except OSError as error:
+        return None, [f"cannot be read: {_one_line(error)}"]
+    return stored, faults + found
 
 
-def _load_point(folder: Path) -> tuple[Outcome | None, list[str]]:
-    faults = _entry_faults(folder)
+def _examine(folder: Path, *, anywhere: bool) -> tuple[Stored | None, list[str]]:
     if not (folder / "point.json").is_file():
-        return None, [*faults, "point.json: missing, so the point never ended"]
-    document, found = _read_document(folder / "point.json")
+        return None, ["point.json: missing, so the point never ended"]
+    document, faults = _read_document(folder / "point.json")
+    version = None if document is None else document["schema_version"]
+    samples, found = read_table(folder / "samples.parquet", SAMPLES, want_version=version)
     faults += found
-    samples, found = _read_table(folder / "samples.parquet", SAMPLES)
-    faults += found
-    breakdown, found = _read_table(folder / "breakdown.parquet", BREAKDOWN)
+    breakdown, found = read_table(folder / "breakdown.parquet", BREAKDOWN, want_version=version)
     faults += found
     if document is None or samples is None or breakdown is None:
         return None, faults
     tables = {"samples.parquet": samples, "breakdown.parquet": breakdown}
+    timeline = None
     if (folder / TIMELINE_FILE).exists():
-        timeline, found = _read_table(folder / TIMELINE_FILE, TIMELINE)
-        faults += found or _span_faults(document, timeline)
+        timeline, found = _read_timeline(folder / TIMELINE_FILE, document)
+        faults += found
         tables |= {} if timeline is None else {TIMELINE_FILE: timeline}
-    faults += _identity_faults(folder, document, tables)
+    faults += _identity_faults(document, tables)
+    if not anywhere:
+        faults += _place_faults(folder, document)
     outcome = outcome_of(document, samples=samples_by_rank(samples), terms=stored_terms(breakdown))
     faults += _word_faults(outcome)
     if not faults:
         faults += _outcome_faults(outcome, samples)
-    return outcome, faults
+    stored = Stored(
+        version=document["schema_version"],
+        outcome=outcome,
+        document=document,
+        samples=samples,
+        breakdown=breakdown,
+        timeline=timeline,
+    )
+    return stored, faults
 
 
-def table_faults(path: Path, schema: pa.Schema) -> list[str]:
-    """What is wrong with a Parquet file as a table of this schema, `file: fault` each."""
-    return _read_table(path, schema)[1]
+def read_table(
+    path: Path, schema: pa.Schema, *, want_version: int | None = None
+) -> tuple[pa.Table | None, list[str]]:
+    """A Parquet file as today's table, None where that cannot be had, and `file: fault` each.
+
+    Columns that its version had not are null; `schema_version` stays what was stored.
+    """
+    if not path.is_file():
+        return None, [f"{path.name}: missing"]
+    try:
+        # From memory: a file cut short under a memory map would end the process.
+        content = pa.BufferReader(path.read_bytes())
+        table = pq.ParquetFile(content, page_checksum_verification=True).read()
+        table.validate(full=True)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        return None, [f"{path.name}: cannot be read: {_one_line(error)}"]
+    faults = schema_faults(table.schema, schema)
+    version = version_of(table.schema)
+    if not faults and want_version not in (None, version):
+        faults = [f"schema_version is {version}, point.json has {want_version}"]
+    if not faults and version is not None:
+        faults = _value_faults(table, of_version(schema, version))
+        strange = sorted(set(pc.unique(table.column("schema_version")).to_pylist()) - {version})
+        if strange:
+            faults.append(f"column schema_version holds {strange}, want {version}")
+    named = [f"{path.name}: {fault}" for fault in faults]
+    return (None if named else filled(table, schema)), named
 
 
 def _entry_faults(folder: Path) -> list[str]:
@@ -115,23 +184,7 @@ def _read_document(path: Path) -> tuple[dict[str, Any] | None, list[str]]:
     except (OSError, ValueError, RecursionError) as error:
         return None, [f"{path.name}: cannot be read: {_one_line(error)}"]
     faults = [f"{path.name}: {fault}" for fault in document_faults(document)]
-    return (None if faults else document), faults
-
-
-def _read_table(path: Path, schema: pa.Schema) -> tuple[pa.Table | None, list[str]]:
-    if not path.is_file():
-        return None, [f"{path.name}: missing"]
-    try:
-        # From memory: a file cut short under a memory map would end the process.
-        content = pa.BufferReader(path.read_bytes())
-        table = pq.ParquetFile(content, page_checksum_verification=True).read()
-        table.validate(full=True)
-    except (OSError, ValueError, pa.ArrowException) as error:
-        return None, [f"{path.name}: cannot be read: {_one_line(error)}"]
-    faults = schema_faults(table.schema, schema)
-    if not faults:
-        faults = _value_faults(table, schema)
-    return (None if faults else table), [f"{path.name}: {fault}" for fault in faults]
+    return (None if faults else upgraded(document)), faults
 
 
 def _value_faults(table: pa.Table, schema: pa.Schema) -> list[str]:
@@ -147,17 +200,18 @@ def _value_faults(table: pa.Table, schema: pa.Schema) -> list[str]:
     return faults
 
 
-def _span_faults(document: dict[str, Any], timeline: pa.Table) -> list[str]:
+def _read_timeline(path: Path, document: dict[str, Any]) -> tuple[pa.Table | None, list[str]]:
+    table, faults = read_table(path, TIMELINE, want_version=document["schema_version"])
+    if table is None:
+        return None, faults
     status = document["status"]
     if status != Status.ok.name:
-        return [f"{TIMELINE_FILE}: status {status}, but a timeline is kept"]
-    num_ranks = len(document["ranks"])
-    return [f"{TIMELINE_FILE}: {fault}" for fault in span_faults(timeline, num_ranks=num_ranks)]
+        return table, [f"{TIMELINE_FILE}: status {status}, but a timeline is kept"]
+    found = span_faults(table, num_ranks=len(document["ranks"]))
+    return table, [f"{TIMELINE_FILE}: {fault}" for fault in found]
 
 
-def _identity_faults(
-    folder: Path, document: dict[str, Any], tables: dict[str, pa.Table]
-) -> list[str]:
+def _place_faults(folder: Path, document: dict[str, Any]) -> list[str]:
     faults = []
     named = outcome_of(document, samples={}, terms=()).point.folder
     if _SET_ASIDE.sub("", folder.name) != named:
@@ -165,6 +219,11 @@ def _identity_faults(
     parent = folder.resolve().parent.name
     if document["name"] != parent:
         faults.append(f"point.json: name is {document['name']}, it lies below {parent}")
+    return faults
+
+
+def _identity_faults(document: dict[str, Any], tables: dict[str, pa.Table]) -> list[str]:
+    faults = []
     for file, table in tables.items():
         for key in _IDS:
             strange = sorted(set(pc.unique(table.column(key)).to_pylist()) - {document[key]})

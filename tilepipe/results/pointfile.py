@@ -24,8 +24,18 @@ from tilepipe.records import (
     Verdict,
 )
 from tilepipe.results.schema import POINT_FIGURES, SCHEMA_VERSION
+from tilepipe.results.versions import version_fault
 
-__all__ = ["KEYS", "command_of", "document_faults", "document_of", "kept", "outcome_of", "to_json"]
+__all__ = [
+    "KEYS",
+    "command_of",
+    "document_faults",
+    "document_of",
+    "kept",
+    "outcome_of",
+    "to_json",
+    "upgraded",
+]
 
 # Key -> type of its value; `ranks` holds one entry per rank record.
 KEYS: dict[str, type] = {
@@ -50,6 +60,9 @@ KEYS: dict[str, type] = {
     "provenance": dict,
 }
 _RANK_KEYS: dict[str, type] = {"rank": int, "counts": dict, "verdicts": list, "clocks": object}
+# Key of the document, or `ranks/` and key of a rank's entry -> the version that brought it, and
+# what an older document is read as. Keys not named here are of version 1.
+_ADDED_IN: dict[str, tuple[int, Any]] = {"ranks/clocks": (2, None)}
 _CLOCKS_KEYS: dict[str, type] = {
     "sm_mhz": int,
     "sm_mhz_min": int,
@@ -171,9 +184,11 @@ def document_faults(document: Any) -> list[str]:
     """What keeps `outcome_of` from reading the document, one sentence each."""
     if not isinstance(document, dict):
         return ["is no JSON object"]
-    if document.get("schema_version") != SCHEMA_VERSION:
-        return [f"schema_version is {document.get('schema_version')}, want {SCHEMA_VERSION}"]
-    faults = _key_faults(document, KEYS, "")
+    fault = version_fault(document.get("schema_version"))
+    if fault is not None:
+        return [fault]
+    version: int = document["schema_version"]
+    faults = _key_faults(document, _keys_of(version, KEYS, ""), "")
     if faults:
         return faults
     if document["status"] not in Status.__members__:
@@ -184,8 +199,32 @@ def document_faults(document: Any) -> list[str]:
     if not all(isinstance(word, str) for word in document["overrides"]):
         faults.append("overrides holds something else than words")
     for entry in document["ranks"]:
-        faults += _rank_faults(entry)
+        faults += _rank_faults(entry, version)
     return faults
+
+
+def upgraded(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A document free of faults with today's keys, those of later versions filled in.
+
+    `schema_version` stays what was stored.
+    """
+    later = {
+        key: value
+        for key, (version, value) in _ADDED_IN.items()
+        if version > document["schema_version"]
+    }
+    of_ranks = {k.removeprefix("ranks/"): v for k, v in later.items() if k.startswith("ranks/")}
+    of_point = {k: v for k, v in later.items() if not k.startswith("ranks/")}
+    ranks = [{**of_ranks, **entry} for entry in document["ranks"]]
+    return {**of_point, **document, "ranks": ranks}
+
+
+def _keys_of(version: int, keys: Mapping[str, type], below: str) -> dict[str, type]:
+    return {
+        key: kind
+        for key, kind in keys.items()
+        if _ADDED_IN.get(f"{below}{key}", (1, None))[0] <= version
+    }
 
 
 def _verdict_document(verdict: Verdict) -> dict[str, Any]:
@@ -218,17 +257,17 @@ def _key_faults(values: Mapping[str, Any], keys: Mapping[str, type], where: str)
     return faults
 
 
-def _rank_faults(entry: Any) -> list[str]:
+def _rank_faults(entry: Any, version: int) -> list[str]:
     if not isinstance(entry, dict):
         return ["ranks holds something else than objects"]
-    faults = _key_faults(entry, _RANK_KEYS, "ranks: ")
+    faults = _key_faults(entry, _keys_of(version, _RANK_KEYS, "ranks/"), "ranks: ")
     if faults:
         return faults
     where = f"rank {entry['rank']}: "
     for name, count in entry["counts"].items():
         if not isinstance(count, int) or isinstance(count, bool):
             faults.append(f"{where}count {name} is {count!r}, want int")
-    if entry["clocks"] is not None:
+    if entry.get("clocks") is not None:
         faults += _clock_faults(entry["clocks"], where)
     for verdict in entry["verdicts"]:
         if not isinstance(verdict, dict):

@@ -3,21 +3,20 @@
 Knows nothing of how it is shown. Whatever keeps it from being read is one sentence.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
+import pyarrow as pa
 
-from tilepipe.records import Point, Span, Status
-from tilepipe.results.check import POINT_FILES, TIMELINE_FILE, load_point
+from tilepipe.records import Outcome, Point, Span, Status
+from tilepipe.results.check import POINT_FILES, TIMELINE_FILE, examine_point
 from tilepipe.results.pointfile import command_of
 from tilepipe.results.store import UNDER_WAY, point_folders
 from tilepipe.results.tables import spans_by_rank
 
-__all__ = ["Recording", "point_folder", "read_recording"]
+__all__ = ["Recording", "point_folder", "read_recording", "recording_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,28 +64,32 @@ def point_folder(folder: Path) -> Path:
 
 
 def read_recording(folder: Path) -> Recording:
-    """The recording in a point's folder.
+    """The recording in a point's folder, wherever it was moved to, of this or an older version.
 
     Raises ValueError for a point that has none, or that is not sound.
     """
     if folder.suffix == UNDER_WAY or not (folder / "point.json").is_file():
         raise ValueError(f"{folder}: a point under way, or cut short: run it again")
-    outcome, faults = load_point(folder)
-    if outcome is None or faults:
+    stored, faults = examine_point(folder, anywhere=True)
+    if stored is None or faults:
         raise ValueError(f"{folder}/{faults[0]}: run the point again with resume=none")
+    outcome = stored.outcome
     if outcome.status is not Status.ok:
         status = outcome.status.name
         raise ValueError(f"{folder}: the point ended {status}, so no launch was recorded")
-    path = folder / TIMELINE_FILE
-    if not path.is_file():
+    if stored.timeline is None:
         raise ValueError(f"{folder}: no launch was recorded: {_remedy(outcome.point)}")
-    provenance = json.loads((folder / "point.json").read_bytes())["provenance"]
+    return recording_of(outcome, stored.document, stored.timeline)
+
+
+def recording_of(outcome: Outcome, document: Mapping[str, Any], timeline: pa.Table) -> Recording:
+    """The recording of a sound point, from its point.json and its table of spans."""
     return Recording(
         point=outcome.point,
-        spans=spans_by_rank(pq.read_table(path)),
+        spans=spans_by_rank(timeline),
         ended_utc=outcome.ended_utc,
         device=_device(outcome.point),
-        commit=_commit(provenance),
+        commit=_commit(document["provenance"]),
     )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tilepipe.records import Outcome, Point
-from tilepipe.results.check import TIMELINE_FILE, is_set_aside, load_point
+from tilepipe.results.check import TIMELINE_FILE, examine_point, is_set_aside, load_point
 from tilepipe.results.files import StoreError, store_error, write_bytes
 from tilepipe.results.pointfile import document_of, kept, to_json
 from tilepipe.results.tables import (
@@ -29,6 +29,7 @@ from tilepipe.results.tables import (
 )
 
 __all__ = [
+    "REPORT_FOLDER",
     "UNDER_WAY",
     "WRAPPED_FOLDER",
     "FolderBusy",
@@ -48,6 +49,9 @@ UNDER_WAY = ".new"
 
 # Below the results folder: output of tools that points were run under, no measurements.
 WRAPPED_FOLDER = "wrapped"
+
+# Below a results folder: figures and tables made of its points, no measurements either.
+REPORT_FOLDER = "report"
 
 
 class FolderBusy(StoreError):
@@ -191,12 +195,12 @@ def point_folders(name_dir: Path) -> list[Path]:
 
 
 def read_points(name_dir: Path) -> list[tuple[Path, Outcome]]:
-    """Every sound point below an experiment's folder, by folder name."""
-    loaded = [(folder, *load_point(folder)) for folder in point_folders(name_dir)]
+    """Every sound point below an experiment's folder, of older versions too, by folder name."""
+    examined = [(folder, *examine_point(folder)) for folder in point_folders(name_dir)]
     return [
-        (folder, outcome)
-        for folder, outcome, faults in loaded
-        if outcome is not None and not faults
+        (folder, stored.outcome)
+        for folder, stored, faults in examined
+        if stored is not None and not faults
     ]
 
 

@@ -30,7 +30,10 @@ class CudaCombine:
 
     def __init__(self, session: CudaSession) -> None:
         self.session = session
-        session.group.launcher.prepare("open", "open_preset", "combine", "push", "reduce")
+        openings = (
+            session.group.opening(exchange=False, preset=preset) for preset in (False, True)
+        )
+        session.group.launcher.prepare(*openings, "combine", "push", "reduce")
         session.exchange_homes()
 
     def prepare(self, contender: str, launch: int) -> None:
@@ -59,7 +62,10 @@ class CudaCombine:
         num_tokens = len(self.session.routing.topk_idx[rank])
         out = self.session.group.tensor(rank, _OUTPUT[contender])[:num_tokens]
         oracle = self.session.oracle(rank)
-        return [oracle.check_combined(launch, out, contender=contender, stage=stage)]
+        planned: list[Verdict] = []
+        if stage == "before" and contender == "combine":
+            planned = self.session.check_plan(rank, contender=contender, returns=True)
+        return [*planned, oracle.check_combined(launch, out, contender=contender, stage=stage)]
 
     def _parts(self, contender: str) -> list[Part]:
         group = self.session.group

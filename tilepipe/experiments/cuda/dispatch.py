@@ -28,7 +28,7 @@ class CudaDispatch:
 
     def __init__(self, session: CudaSession) -> None:
         self.session = session
-        session.group.launcher.prepare("open_exchange", "dispatch")
+        session.group.launcher.prepare(session.group.opening(exchange=True), "dispatch")
 
     def prepare(self, contender: str, launch: int) -> None:
         self.session.fill_rows_to_send(launch)
@@ -55,6 +55,7 @@ class CudaDispatch:
         layout = group.plans[rank].layout
         rows, homes = group.tensor(rank, Slot.recv_x), group.tensor(rank, Slot.row_home)
         return [
+            *(self.session.check_plan(rank, contender=contender) if stage == "before" else []),
             oracle.check_dispatched(launch, rows, layout, contender=contender, stage=stage),
             oracle.check_homes(homes, layout, contender=contender, stage=stage),
         ]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tilepipe.config.choices import L2, Regime
+from tilepipe.config.choices import L2, Planner, Regime
 from tilepipe.config.schemas import Config, GroupedGemmKernel
 from tilepipe.experiments.cuda.heap import open_heap, watchdog_s
 from tilepipe.experiments.cuda.oracle import DeviceOracle
@@ -21,8 +21,8 @@ from tilepipe.experiments.setting import (
     Components,
     Memory,
     counts_of,
+    placed_routing,
     plan_settings,
-    routing_of,
     shape_of,
 )
 from tilepipe.fabric.table import Slot
@@ -31,9 +31,10 @@ from tilepipe.kernels.group import DeviceGroup
 from tilepipe.kernels.launcher import Knobs
 from tilepipe.measure.clocks import ClockWatch
 from tilepipe.measure.device import CudaStream, DeviceTimer, L2Flush, Part
+from tilepipe.records import Verdict
 from tilepipe.schedule.layout import count_rows
 from tilepipe.schedule.packed import SLOT_BITS, TOKEN_BITS
-from tilepipe.workload.routing import Routing
+from tilepipe.workload.placement import Placed
 
 __all__ = ["CudaSession", "knobs_of", "opened_session"]
 
@@ -51,6 +52,7 @@ def knobs_of(config: Config) -> Knobs:
         "num_warps": kernel.num_comm_warps,
         "num_loads": kernel.num_loads,
         "num_stages": kernel.num_stages,
+        "stage_bytes": kernel.stage_bytes,
         "flag_batch": kernel.flag_batch,
     }
     return Knobs(
@@ -61,27 +63,41 @@ def knobs_of(config: Config) -> Knobs:
     )
 
 
+def plans_on_device(config: Config) -> bool:
+    """Whether a kernel makes the Plan of every launch."""
+    assert not isinstance(config.kernel, GroupedGemmKernel), "no communication"
+    return config.kernel.planner is Planner.device
+
+
 @contextmanager
 def opened_session(config: Config, memory: Memory) -> Iterator["CudaSession"]:
-    """Draw the routing, reserve memory, and give it back, whatever happens between.
+    """Draw and place the routing, reserve memory, and give it back, whatever happens between.
 
-    Raises what `draw`, `open_heap` and `DeviceGroup` raise.
+    Raises what `draw`, `place`, `open_heap` and `DeviceGroup` raise.
     """
-    routing, knobs = routing_of(config), knobs_of(config)
-    settings, shape = plan_settings(config), shape_of(config, routing, memory)
+    placed, knobs = placed_routing(config), knobs_of(config)
+    settings, shape = plan_settings(config, placed), shape_of(config, placed.physical, memory)
     with open_heap(config, buffer_specs(settings, shape)) as heap:
-        group = DeviceGroup(settings, shape, knobs, heap=heap, watchdog_s=watchdog_s(config))
-        yield CudaSession(config, routing, group)
+        group = DeviceGroup(
+            settings,
+            shape,
+            knobs,
+            heap=heap,
+            watchdog_s=watchdog_s(config),
+            plans_on_device=plans_on_device(config),
+        )
+        yield CudaSession(config, placed, group)
 
 
 class CudaSession:
     """Routing, oracle and timer of a group, for the life of a point."""
 
-    def __init__(self, config: Config, routing: Routing, group: DeviceGroup) -> None:
+    def __init__(self, config: Config, placed: Placed, group: DeviceGroup) -> None:
         """Plan all launches to come; raises what `set_routing` raises."""
-        self.config, self.routing, self.group = config, routing, group
+        self.config, self.placed, self.group = config, placed, group
+        self.routing = placed.physical
         self.device = group.device
-        group.set_routing(routing)
+        group.set_routing(self.routing)
         self.ranks: Sequence[int] = group.ranks
         self._oracles: dict[int, DeviceOracle] = {}
         stream = torch.cuda.current_stream()
@@ -100,6 +116,29 @@ class CudaSession:
         if rank not in self._oracles:
             self._oracles[rank] = DeviceOracle(self.routing, rank=rank, device=self.device)
         return self._oracles[rank]
+
+    def check_plan(self, rank: int, *, contender: str, returns: bool = False) -> list[Verdict]:
+        """Compare what a kernel has planned for the latest launch with NumPy's, bit for bit.
+
+        `returns`: the way back too, which the latest launch has planned. No verdict where NumPy's
+        plan is the one that was uploaded.
+        """
+        group = self.group
+        if not group.plans_on_device:
+            return []
+        wrong = group.plan_differences(rank, returns_epoch=group.epoch if returns else None)
+        detail = f"the device's plan differs from NumPy's in {', '.join(wrong)}" if wrong else ""
+        return [
+            Verdict(
+                contender=contender,
+                stage="before",
+                passed=not wrong,
+                num_values=group.plans[rank].num_sent,
+                num_wrong=len(wrong),
+                max_error=0.0,
+                detail=detail,
+            )
+        ]
 
     def clock_watch(self) -> ClockWatch:
         """Watches the clocks of this device."""
@@ -174,7 +213,7 @@ class CudaSession:
         )
         counts = counts_of(
             self.config,
-            self.routing,
+            self.placed,
             between,
             self.group.plans[rank],
             heap_bytes=self.group.heap.rank_bytes,
