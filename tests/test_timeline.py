@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.results.chrome_trace import read
+from tests.results.older import make_older
 from tests.results.spans import sms, two_ranks
 from tests.test_validate import edit, made_up, store
 from tilepipe import timeline
@@ -77,6 +78,32 @@ def test_equal_spans_give_equal_bytes(folder, tmp_path, capsys):
     for name in ("timeline.json", "timeline.svg"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     assert not (folder / "timeline.json").exists()
+
+
+def test_a_recording_of_an_older_version_is_shown_from_wherever_it_was_moved_to(
+    folder, tmp_path, capsys
+):
+    make_older(folder, 2)
+    moved = folder.rename(tmp_path / "moved")
+
+    code, _, err = run(capsys, moved)
+
+    assert (code, err) == (0, [])
+    trace = read((moved / "timeline.json").read_bytes())
+    assert sum(map(len, trace.slices.values())) == 11
+
+
+def test_a_recording_of_an_older_version_is_checked_like_others(folder):
+    make_older(folder, 2)
+    assert validate(folder).faults == []
+    path = folder / "timeline.parquet"
+    table = pq.read_table(path)
+
+    pq.write_table(pa.concat_tables([table.slice(0, 2), table.slice(3)]), path)
+
+    assert validate(folder).faults == [
+        "c1-b1/timeline.parquet: span 2 does not start where the one before it in its lane ends"
+    ]
 
 
 def test_an_experiment_folder_with_one_point_will_do(folder, capsys):

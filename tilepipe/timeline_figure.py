@@ -7,7 +7,7 @@ which is what one looks for, is the darkest of the warm ones. What is narrower t
 show is drawn together with its neighbours: see `_strips`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING
@@ -35,7 +35,7 @@ _COLOURS = {
 }
 _WORDS = {SpanKind.send: "send ticket", SpanKind.copy: "copy (read rows)"}
 _INK = "#333333"
-_WIDTH_IN, _LANE_IN, _MIN_LANE_IN, _MAX_HEIGHT_IN = 10.0, 0.32, 0.03, 14.0
+_LANE_IN, _MIN_LANE_IN, _MAX_HEIGHT_IN = 0.32, 0.03, 14.0
 # Share of the drawn time below which a span is no more than a hairline, a third of a pixel.
 _HAIRLINE = 1 / 3000
 _PARTED = 12  # hairlines
@@ -43,6 +43,22 @@ _MAX_ARROWS = 6
 _MAX_VECTOR = 4000  # strips
 # Lanes past which their rows are too low for words.
 _MAX_LABELLED = 40
+
+
+@dataclass(frozen=True)
+class _Look:
+    """How large the picture is, and what it says of itself."""
+
+    width_in: float
+    around_in: float  # height of what is not lanes
+    font_pt: float
+    legend_columns: int
+    whole: bool  # title, origin and shares are in the picture, not beside it
+
+
+_ALONE = _Look(width_in=10.0, around_in=1.55, font_pt=8, legend_columns=8, whole=True)
+# As narrow as other figures of a page: scaled to a phone's width its words are still read.
+_IN_A_PAGE = _Look(width_in=4.8, around_in=1.0, font_pt=8.5, legend_columns=4, whole=False)
 
 
 @dataclass(frozen=True)
@@ -86,14 +102,19 @@ def timeline_figure(
     *,
     ranks: Sequence[int] | None = None,  # None: all
     window_us: tuple[float, float] | None = None,  # None: the whole launch
+    in_a_page: bool = False,
 ) -> "Figure":
-    """The picture; the caller saves it, see `to_svg`."""
+    """The picture; the caller saves it, see `to_svg`.
+
+    In a page it is narrow, and title, origin and shares are left to the page.
+    """
     from matplotlib.figure import Figure
 
+    look = _IN_A_PAGE if in_a_page else _ALONE
     rows = _rows(recording, sorted(recording.spans if ranks is None else ranks))
     lane_in = _LANE_IN if len(rows) <= _MAX_LABELLED else _MIN_LANE_IN
     height_in = min(_MAX_HEIGHT_IN, lane_in * len(rows))
-    figure = Figure(figsize=(_WIDTH_IN, height_in + 1.55), layout="constrained")
+    figure = Figure(figsize=(look.width_in, height_in + look.around_in), layout="constrained")
     axes = figure.subplots()
     whole_us = (recording.end_ns - recording.start_ns) / 1e3
     view = _View(recording.start_ns, *(window_us or (0.0, whole_us)))
@@ -101,9 +122,12 @@ def timeline_figure(
     axes.set_xlim(view.start_us / view.unit_us, view.end_us / view.unit_us)
     axes.set_ylim(rows[-1].y + 0.6, -0.6)
     axes.set_xlabel(f"{view.unit} since the first rank began")
-    _label(axes, rows)
+    groups = _label(axes, rows, look)
     _arrows(axes, recording, rows, view)
-    _legend(figure, rows, title=_title(recording))
+    _legend(figure, rows, look, title=_title(recording))
+    if not look.whole:
+        return figure
+    _tell_shares(axes, rows, groups)
     figure.supxlabel(_caption(recording), fontsize=7.5, color=_INK, x=0.01, ha="left")
     return figure
 
@@ -216,8 +240,8 @@ def _joined(
     return joined
 
 
-def _label(axes: "Axes", rows: Sequence[_Row]) -> None:
-    """Names at the left, where the time went at the right; of whole ranks where lanes are many."""
+def _label(axes: "Axes", rows: Sequence[_Row], look: _Look) -> dict[str, list[_Row]]:
+    """Names at the left; of whole ranks where lanes are many. Returns the rows of each."""
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.tick_params(axis="y", length=0)
@@ -227,7 +251,13 @@ def _label(axes: "Axes", rows: Sequence[_Row]) -> None:
         lane = f"  {'SM ' if row.lane[0].isdecimal() else ''}{row.lane}"
         groups.setdefault(f"rank {row.rank}{'' if by_rank else lane}", []).append(row)
     places = [found[0].y for found in groups.values()]
-    axes.set_yticks(places, list(groups), fontsize=8)
+    axes.set_yticks(places, list(groups), fontsize=look.font_pt)
+    return groups
+
+
+def _tell_shares(axes: "Axes", rows: Sequence[_Row], groups: Mapping[str, list[_Row]]) -> None:
+    """Where the time went, to the right of each name."""
+    places = [found[0].y for found in groups.values()]
     totals = [lane_times(s for row in found for s in row.spans) for found in groups.values()]
     for column, head in enumerate(("busy", "wait", "copy", "idle")):
         cells = [(rows[0].y - 0.012 * rows[-1].y - 0.78, head)]
@@ -263,7 +293,7 @@ def _arrows(axes: "Axes", recording: Recording, rows: Sequence[_Row], view: _Vie
             axes.annotate("", end, begin, arrowprops=dict(style))
 
 
-def _legend(figure: "Figure", rows: Sequence[_Row], *, title: str) -> None:
+def _legend(figure: "Figure", rows: Sequence[_Row], look: _Look, *, title: str) -> None:
     from matplotlib.patches import Patch
 
     seen = {span.kind for row in rows for span in row.spans}
@@ -277,10 +307,10 @@ def _legend(figure: "Figure", rows: Sequence[_Row], *, title: str) -> None:
     legend = figure.legend(
         handles=handles,
         loc="outside upper left",
-        ncols=len(handles),
+        ncols=min(len(handles), look.legend_columns),
         frameon=False,
-        fontsize=8,
-        title=title,
+        fontsize=look.font_pt,
+        title=title if look.whole else None,
         title_fontsize=10.5,
         alignment="left",
     )

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from tilepipe.records import Outcome, Status
 from tilepipe.results.check import POINT_FILES, examine_point, is_set_aside, read_table
-from tilepipe.results.schema import ADDED_IN, BREAKDOWN, SAMPLES, SCHEMA_VERSION, SUMMARY
+from tilepipe.results.schema import ADDED_IN, BREAKDOWN, SAMPLES, SCHEMA_VERSION, SUMMARY, TIMELINE
 from tilepipe.results.store import UNDER_WAY, WRAPPED_FOLDER
 from tilepipe.results.tables import summary_table
 
@@ -74,6 +74,12 @@ class Reading:
     def samples(self) -> pa.Table:
         """Every sample of every point that is ok."""
         return _joined([point.samples for point in self.points], SAMPLES)
+
+    @property
+    def timeline(self) -> pa.Table:
+        """Every span of every launch that was recorded."""
+        recorded = (point.timeline for point in self.points)
+        return _joined([table for table in recorded if table is not None], TIMELINE)
 
 
 def read_results(folder: Path) -> Reading:
