@@ -1,13 +1,14 @@
 # PYTHON= picks the interpreter (3.11 to 3.13), PIP_ARGS= passes options to pip, such as an index.
 .DEFAULT_GOAL := help
-.PHONY: help run test test-gpu lint clean
+.PHONY: help run repro repro-comm repro-gemm repro-dispatch-gemm repro-gemm-combine report
+.PHONY: test test-gpu lint clean
 PYTHON ?= python3
 PIP_ARGS ?=
 BIN := .venv/bin
 READY := .venv/.ready
 
 help: ## list targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-20s %s\n", $$1, $$2}'
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -16,6 +17,24 @@ $(READY): pyproject.toml constraints.txt
 
 run: $(READY) ## fused dispatch and GEMM, on whatever hardware is here
 	$(BIN)/python -m tilepipe.run +experiment=dispatch_gemm
+
+repro: $(READY) ## every experiment that this machine can run, and what it left out
+	$(BIN)/python -m tilepipe.reproduce
+
+repro-comm: $(READY) ## dispatch and combine, the GEMM held out
+	$(BIN)/python -m tilepipe.reproduce dispatch combine
+
+repro-gemm: $(READY) ## the grouped GEMM alone
+	$(BIN)/python -m tilepipe.reproduce grouped_gemm
+
+repro-dispatch-gemm: $(READY) ## dispatch -> GEMM, fused against unfused, with breakdown
+	$(BIN)/python -m tilepipe.reproduce dispatch_gemm
+
+repro-gemm-combine: $(READY) ## GEMM -> combine, fused against unfused, with breakdown
+	$(BIN)/python -m tilepipe.reproduce gemm_combine
+
+report: $(READY) ## tables and figures of what lies below outputs/
+	$(BIN)/python -m tilepipe.report outputs
 
 test: $(READY) ## all tests that need no GPU
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not gpu and not multi_gpu"

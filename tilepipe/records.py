@@ -218,5 +218,6 @@ class Outcome:
     records: tuple[RankRecord, ...] = ()
     terms: tuple[BreakdownTerm, ...] = ()
     figures: dict[str, float] = field(default_factory=dict)  # imbalance, efficiency, bandwidths
+    left_out: tuple[str, ...] = ()  # contenders asked for and missing here, a sentence each
     started_utc: str = ""
     ended_utc: str = ""

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from tilepipe.config import checks
 from tilepipe.config.checks import check_config
 from tilepipe.config.choices import L2, Copy, Operation, Regime
 from tilepipe.config.schemas import DispatchGemmKernel, config_from_dict
@@ -243,6 +244,18 @@ REFUSED = [
     ),
     ("hardware=h200_x2 launch.fabric=host", "launch.fabric=host: hardware=h200_x2 has GPUs"),
 ]
+
+
+def test_an_order_that_the_plan_kernel_has_not_is_refused_there(container, monkeypatch):
+    monkeypatch.setattr(checks, "PLANNED_ORDERS", ("edf",))
+    plain = container("hardware=h200_x1", "kernel=dispatch", "kernel.order=token")
+
+    check_config(config_from_dict(plain))
+    plain["kernel"]["planner"] = "device"
+    with pytest.raises(
+        ValueError, match=r"^kernel\.order=token: the plan kernel has no such order"
+    ):
+        check_config(config_from_dict(plain))
 
 
 @pytest.mark.parametrize(("words", "sentence"), REFUSED, ids=[words for words, _ in REFUSED])

@@ -7,7 +7,7 @@ import numpy as np
 
 from tests.host.ranks import Failed, run_ranks
 from tilepipe.config import placements, schemas
-from tilepipe.config.choices import Fabric, Operation, Resume
+from tilepipe.config.choices import Baseline, Fabric, Operation, Resume
 from tilepipe.config.schemas import Config
 from tilepipe.experiments import entry, setting
 from tilepipe.fabric.host import HeapPlace
@@ -35,6 +35,7 @@ def make_config(
     num_iters: int = 1,
     watchdog_ms: int = 20_000,
     placement: placements.Placement | None = None,
+    baselines: Sequence[Baseline] = (),
     **kernel: Any,
 ) -> Config:
     """A configuration whose routing is given, not drawn; see `measure_group`."""
@@ -71,7 +72,9 @@ def make_config(
         ),
         routing=schemas.UniformRouting(),
         placement=placement or placements.ContiguousPlacement(),
-        measure=schemas.Measure(num_warmups=num_warmups, num_iters=num_iters),
+        measure=schemas.Measure(
+            num_warmups=num_warmups, num_iters=num_iters, baselines=list(baselines)
+        ),
         launch=schemas.Launch(
             num_ranks=num_ranks, fabric=Fabric.host, watchdog_ms=watchdog_ms, time_limit_s=120.0
         ),

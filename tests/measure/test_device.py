@@ -104,6 +104,23 @@ def test_a_window_in_which_the_device_waited_is_taken_again_behind_a_longer_spin
     assert timer.spin_cycles == 2_400_000
 
 
+def test_a_launch_that_waits_for_the_device_is_taken_once_and_holds_the_wait():
+    stream = FakeStream()
+    timer = DeviceTimer(stream, flush=stream.flush)
+
+    def launch():
+        stream.enqueue(5_000)
+        stream.drain()  # the host knows only now what to enqueue
+        stream.enqueue(5_000)
+
+    start_ns, duration_ns = timer.measure_waiting(launch)
+
+    assert start_ns > 1_000_000
+    # Two kernels, and between them the time in which the host enqueues the second.
+    assert duration_ns == 2 * 5_000 + FakeStream.CALL_NS + FakeStream.LATENCY_NS
+    assert (stream.spins, stream.flushed, timer.num_repeated) == ([600_000], 1, 0)
+
+
 def test_start_ns_is_that_of_the_window_that_was_kept():
     stream = FakeStream([0, 0, 0, 5_000_000])
 

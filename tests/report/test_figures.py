@@ -10,7 +10,7 @@ from tilepipe.report.ablations import ablation_grids, best_of
 from tilepipe.report.bandwidth import bandwidth_figures
 from tilepipe.report.imbalance import imbalance_figures
 from tilepipe.report.overlap import overlap_figures
-from tilepipe.report.peers import peer_figures
+from tilepipe.report.peers import baseline_figures, peer_figures
 from tilepipe.report.points import find_points
 from tilepipe.report.shapes import Level, Value
 from tilepipe.report.terms import breakdown_figures
@@ -370,6 +370,47 @@ def test_a_gemm_without_peers_is_no_figure(store):
     store.add({"gemm_all": steady(1_000)}, name="grouped_gemm", operation="grouped_gemm")
 
     assert peer_figures(points_of(store)) == []
+
+
+def test_torch_stands_beside_what_does_the_same_and_beside_nothing_else(store):
+    store.add(
+        {
+            "fused": ([100], [1_000]),
+            "sequential": ([100], [1_500]),
+            "gemm_all": [700],
+            "gemm_flags": [710],
+            "gemm_contended": [720],
+            "dispatch": [400],
+            "torch_sequential": ([900], [2_000]),
+        },
+        name="dispatch_gemm",
+        operation="dispatch_gemm",
+        executor="host",
+    )
+
+    (figure,) = baseline_figures(points_of(store), "dispatch_gemm")
+
+    (panel,) = figure.panels
+    assert {d.label: middles(d.values) for d in panel.dots} == {
+        "fused": [1.0],
+        "sequential": [1.5],
+        "torch_sequential": [2.0],
+    }
+    assert "Times without plan. Contenders of a point ran interleaved" in figure.caption
+    assert figure.numbers.head == (
+        "point",
+        *(f"{name}, µs" for name in ("fused", "sequential", "torch_sequential")),
+    )
+
+
+def test_a_point_without_torch_has_no_place_beside_one_that_has_it(store):
+    store.add({"dispatch": [1_000], "torch_dispatch": [3_000]}, workload={"num_tokens": 64})
+    store.add({"dispatch": [2_000]}, workload={"num_tokens": 256})
+
+    (figure,) = baseline_figures(points_of(store), "dispatch")
+
+    assert [middles(d.values) for d in figure.panels[0].dots] == [[1.0], [3.0]]
+    assert baseline_figures(points_of(store), "combine") == []
 
 
 # Imbalance

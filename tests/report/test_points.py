@@ -17,6 +17,7 @@ def make_old(folder):
     """Rewrite a point's files as schema version 1 wrote them."""
     document = json.loads((folder / "point.json").read_text())
     document["schema_version"] = 1
+    del document["left_out"]
     for entry in document["ranks"]:
         del entry["clocks"]
     (folder / "point.json").write_text(json.dumps(document))

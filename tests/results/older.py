@@ -70,6 +70,7 @@ def make_older(root, version):
     for path in sorted(root.rglob("point.json")):
         document = json.loads(path.read_text())
         document["schema_version"] = version
+        del document["left_out"]
         for entry in document["ranks"]:
             if version == 1:
                 del entry["clocks"]

@@ -109,6 +109,23 @@ def test_dispatch_gemm_by_hand():
     )
 
 
+@pytest.mark.parametrize("contender", ["dispatch", "torch_dispatch"])
+def test_a_baseline_has_the_rates_of_its_work_and_none_by_our_ctas(contender):
+    on_gpu = {
+        "kernel": {"num_comm_ctas": 4},
+        "hardware": {"link_gbps": None, "hbm_gbps": 10.0, "num_gpus": 1},
+        "launch": {"fabric": "loopback"},
+    }
+    times = {(contender, "e2e"): (5, 4), (contender, "plan"): (1, 1)}
+
+    _, figures = account(point("dispatch", "cuda", **on_gpu), records(times))
+
+    assert figures[f"{contender}/logical_gbps"] == 1.0
+    assert figures[f"{contender}/memory_gbps"] == 4.0
+    by_cta = figures.get(f"{contender}/gbps_per_cta")
+    assert by_cta == (None if contender.startswith("torch_") else 0.25)
+
+
 GEMM_COMBINE = {
     ("fused", "e2e"): (12, 11),
     ("fused", "plan"): (2, 1),

@@ -20,10 +20,10 @@ from tilepipe.results.schema import (
     POINT_FIGURES,
     ROUTING_KEYS,
     SAMPLES,
-    SPAN_KINDS,
     SUMMARY,
     TIMELINE,
 )
+from tilepipe.results.spans import SPAN_KINDS
 from tilepipe.results.versions import schema_faults
 
 TABLES = {"samples": SAMPLES, "breakdown": BREAKDOWN, "summary": SUMMARY, "timeline": TIMELINE}

@@ -7,12 +7,24 @@ import math
 import re
 from typing import Any
 
-from tilepipe.config.choices import L2, Copy, Dtype, Fabric, Law, Operation, Planner, Regime
+from tilepipe.config.choices import (
+    L2,
+    Baseline,
+    Copy,
+    Dtype,
+    Fabric,
+    Law,
+    Operation,
+    Order,
+    Planner,
+    Regime,
+)
 from tilepipe.config.limits import (
     MAX_LOOPBACK_RANKS,
     MAX_NVSHMEM_RANKS,
     MAX_PLANNED_EXPERTS,
     MAX_TOPK,
+    PLANNED_ORDERS,
     SHARED_BYTES,
     WARPS_OF_SM,
     max_combine_warps,
@@ -63,6 +75,7 @@ def check_config(config: Config) -> None:
     _check_kernels(config)
     _check_pace(config)
     _check_measure(config)
+    _check_baselines(config)
     _check_wrap(config)
 
 
@@ -188,8 +201,12 @@ _GPU_KEYS = {
     "stage_bytes": "stages",
     "flag_batch": "release fences to share",
 }
-# Keys of one copy only -> that copy.
-_OF_ONE_COPY = {"num_loads": Copy.simt, "num_stages": Copy.tma, "stage_bytes": Copy.tma}
+# Keys that only some copies take -> those copies.
+_COPIES_OF = {
+    "num_loads": (Copy.simt,),
+    "num_stages": (Copy.tma,),
+    "stage_bytes": (Copy.tma,),
+}
 _LEAVE_OUT = "leave the key out, or choose hardware with a GPU"
 _ON_HOST = "leave the key out, or type hardware=cpu"
 
@@ -208,8 +225,8 @@ def _check_gpu_keys(config: Config) -> None:
         if on_host:
             allowed = f"the host executor has no {lacked}; {_LEAVE_OUT}"
             require(value is None, f"kernel.{key}", value, allowed)
-        elif kernel.copy is not _OF_ONE_COPY.get(key, kernel.copy):
-            own = _OF_ONE_COPY[key].name
+        elif kernel.copy not in _COPIES_OF.get(key, (kernel.copy,)):
+            own = " or ".join(copy.name for copy in _COPIES_OF[key])
             allowed = f"only kernel.copy={own} takes it; leave the key out, or type that copy"
             require(value is None, f"kernel.{key}", value, allowed)
         else:
@@ -236,16 +253,21 @@ def _check_kernels(config: Config) -> None:
         )
         require(warps is None or warps <= most, "kernel.num_comm_warps", warps, allowed)
     if kernel.planner is Planner.device:
-        num_experts = config.workload.num_experts
-        allowed = (
-            f"the plan kernel counts at most {MAX_PLANNED_EXPERTS} experts; lower it, or type "
-            "kernel.planner=numpy"
-        )
-        fits = num_experts <= MAX_PLANNED_EXPERTS
-        require(fits, "workload.num_experts", num_experts, allowed)
+        _check_planned(kernel.order, config.workload.num_experts)
     _check_residency(config, kernel)
     if kernel.copy is Copy.tma:
         _check_bulk(config, kernel)
+
+
+def _check_planned(order: Order, num_experts: int) -> None:
+    """What the kernel that makes the Plan knows."""
+    allowed = "the plan kernel has no such order; type kernel.planner=numpy"
+    require(order.name in PLANNED_ORDERS, "kernel.order", order.name, allowed)
+    allowed = (
+        f"the plan kernel counts at most {MAX_PLANNED_EXPERTS} experts; lower it, or type "
+        "kernel.planner=numpy"
+    )
+    require(num_experts <= MAX_PLANNED_EXPERTS, "workload.num_experts", num_experts, allowed)
 
 
 def _check_residency(config: Config, kernel: CommunicationKernel) -> None:
@@ -292,6 +314,25 @@ def _check_pace(config: Config) -> None:
             allowed = f"the host executor has no links to throttle; {_LEAVE_OUT}"
         require(rate is None, "launch.pace_gbps", rate, allowed)
         require(delay == 0, "launch.pace_latency_ns", delay, allowed)
+
+
+def _check_baselines(config: Config) -> None:
+    """What a baseline needs of a point."""
+    names = f"[{','.join(baseline.name for baseline in config.measure.baselines)}]"
+    if not config.measure.baselines:
+        return
+    drop = "type measure.baselines=[]"
+    allowed = f"grouped_gemm moves no rows and has contenders of its own; {drop}"
+    require(config.operation is not Operation.grouped_gemm, "measure.baselines", names, allowed)
+    if Baseline.torch in config.measure.baselines and config.launch.fabric is not Fabric.host:
+        allowed = (
+            f"torch waits for the device in each launch; type measure.regime=isolated, or {drop}"
+        )
+        require(config.measure.regime is Regime.isolated, "measure.baselines", names, allowed)
+        apart = config.launch.num_ranks <= config.hardware.num_gpus
+        allowed = f"NCCL takes one rank a GPU, hardware.num_gpus={config.hardware.num_gpus}; {drop}"
+        nvshmem = config.launch.fabric is Fabric.nvshmem
+        require(apart or not nvshmem, "measure.baselines", names, allowed)
 
 
 def _check_measure(config: Config) -> None:

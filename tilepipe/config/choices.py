@@ -7,6 +7,7 @@ from enum import Enum
 
 __all__ = [
     "L2",
+    "Baseline",
     "Copy",
     "Dtype",
     "Fabric",
@@ -139,6 +140,13 @@ class Regime(Enum):
 
     isolated = "isolated"  # the device is drained before each launch; the time is the launch's own
     chained = "chained"  # launches follow back to back; the time is the period between them
+
+
+class Baseline(Enum):
+    """What is measured beside our kernels, in the same points."""
+
+    torch = "torch"  # permute, all-to-all (gloo, NCCL; none where one process is all), grouped GEMM
+    deepep = "deepep"  # not called by this version: a point that asks for it says what is missing
 
 
 class Resume(Enum):

@@ -22,6 +22,7 @@ _CONFIG_ID_LENGTH = 12
 _BUILD_ID_LENGTH = 8
 # Packages and modules whose sources make a number; the rest composes, stores or shows it.
 _MAKERS = (
+    "baselines",
     "experiments",
     "fabric",
     "host",

@@ -10,6 +10,7 @@ __all__ = [
     "MAX_NVSHMEM_RANKS",
     "MAX_PLANNED_EXPERTS",
     "MAX_TOPK",
+    "PLANNED_ORDERS",
     "RING_BYTES",
     "SHARED_BYTES",
     "STAGE_BYTES",
@@ -25,6 +26,8 @@ MAX_NVSHMEM_RANKS = 32  # a lane of a warp watches each rank
 MAX_TOPK = 32  # a lane of a warp holds each slot of a token
 # The plan kernel counts experts warp by warp: 156 bytes of shared memory an expert.
 MAX_PLANNED_EXPERTS = 1024
+# Any other it would send by expert.
+PLANNED_ORDERS = ("edf", "edf_list", "expert", "token", "random")
 # Of 1 to 20 warps combine spills no register; of 24 and 32 it does (sm_90a, 2026-11).
 MAX_COMBINE_WARPS = 20
 # Shared memory of a CTA for the rings in which tokens are reduced, and one column of one slot.

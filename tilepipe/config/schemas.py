@@ -4,12 +4,13 @@ Knows nothing of Hydra, torch or which GPU is present.
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, TypeVar, cast
 
 from tilepipe.config.choices import (
     L2,
+    Baseline,
     Copy,
     Dtype,
     Fabric,
@@ -226,6 +227,7 @@ class Measure:
     # share of its median to either side, or there are max_iters; null and null: num_iters exactly.
     max_iters: int | None = None
     interval: float | None = None
+    baselines: list[Baseline] = field(default_factory=list)  # measured beside our contenders
     timeline: bool = False  # record one more launch, stamp by stamp, once all is timed
 
     def __post_init__(self) -> None:
@@ -236,6 +238,9 @@ class Measure:
         require(most is None or most >= self.num_iters, "measure.max_iters", most, allowed)
         share = interval is None or 0 < interval < 1
         require(share, "measure.interval", interval, "must be above 0 and below 1, or null")
+        once = len(set(self.baselines)) == len(self.baselines)
+        names = ",".join(baseline.name for baseline in self.baselines)
+        require(once, "measure.baselines", f"[{names}]", "must name each baseline once")
 
 
 @dataclass(kw_only=True)
@@ -348,6 +353,8 @@ def _build(schema: type[_Schema], group: str, container: dict[str, Any]) -> _Sch
         choice = next((kind for kind in _CHOICES if declared in (kind, kind | None)), None)
         if choice is not None and values[key] is not None:
             values[key] = _member(choice, f"{group}.{key}", values[key])
+        if declared == list[Baseline]:
+            values[key] = [_member(Baseline, f"{group}.{key}", name) for name in values[key]]
     for key, value in values.items():
         _require_storable(f"{group}.{key}", value)
     return schema(**values)

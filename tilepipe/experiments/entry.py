@@ -6,6 +6,7 @@ Knows no operation by import: each module of this package names its own as TRIAL
 import importlib
 
 from tilepipe.config.schemas import Config
+from tilepipe.experiments.beside import with_baselines
 from tilepipe.experiments.session import Session
 from tilepipe.experiments.setting import placed_routing, plan_settings, shape_of
 from tilepipe.experiments.trial import Trial, measure
@@ -24,7 +25,8 @@ def run_rank(
     kind = _trial(config)
     session = Session(config, kind.memory(config), rank=rank, place=place, delays=delays)
     try:
-        return measure(kind(session))
+        with with_baselines(kind(session)) as trial:
+            return measure(trial)
     finally:
         session.host.close()
 

@@ -102,6 +102,26 @@ class Oracle:
             verdicts.append(compare_exact(out[tokens], want, contender=contender, stage=stage))
         return merged(verdicts, contender=contender, stage=stage)
 
+    def check_summed(
+        self, launch: int, out: NDArray[np.uint16], *, contender: str, stage: str
+    ) -> Verdict:
+        """The same sums by a contender that adds in an order of its own."""
+        verdicts = []
+        for tokens in _batches(len(out)):
+            rows = bf16.from_bits(self._slots(launch, tokens, out.shape[1]))
+            verdicts.append(
+                compare_close(
+                    bf16.from_bits(out[tokens]),
+                    self._sum(rows, tokens),
+                    _TOLERANCE,
+                    num_terms=rows.shape[1],
+                    abs_sum=self._sum(np.abs(rows), tokens),  # weights are not negative
+                    contender=contender,
+                    stage=stage,
+                )
+            )
+        return merged(verdicts, contender=contender, stage=stage)
+
     def check_gemm_combined(
         self, launch: int, out: NDArray[np.uint16], *, num_k: int, contender: str, stage: str
     ) -> Verdict:

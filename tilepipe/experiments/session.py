@@ -3,9 +3,12 @@
 Knows nothing of any one operation, of oracles, files and tables.
 """
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
+from tilepipe.config.choices import Layout
 from tilepipe.config.schemas import Config
 from tilepipe.experiments.setting import (
     Components,
@@ -20,7 +23,7 @@ from tilepipe.host.delays import NO_DELAYS, Delays
 from tilepipe.host.gemm import GroupedGemm
 from tilepipe.host.launch import Stamps
 from tilepipe.host.rank import HostRank
-from tilepipe.schedule.layout import count_rows, first_rows
+from tilepipe.schedule.layout import ReceiveLayout, count_rows, first_rows, make_layout
 from tilepipe.workload import payload, shapes
 
 __all__ = ["Session", "computing_stage", "whole_launch"]
@@ -87,11 +90,16 @@ class Session:
 
     def fill_received(self, launch: int, rows: NDArray[np.uint16]) -> None:
         """Write payload into receive rows, as if an expert had made it: told by home and slot."""
-        where, rank, token, slot = self.host.received_homes()
-        rows[where] = payload.row_bits(launch, rank, token, rows.shape[1], slot=slot)
+        where = self.host.received_homes()[0]
+        rows[where] = self.received_rows(launch, rows.shape[1])
 
-    def gemm(self) -> GroupedGemm:
-        """The grouped GEMM over this rank's experts."""
+    def received_rows(self, launch: int, columns: int) -> NDArray[np.uint16]:
+        """The same rows without gaps, by expert, source rank and token: (num_rows, columns)."""
+        _, rank, token, slot = self.host.received_homes()
+        return payload.row_bits(launch, rank, token, columns, slot=slot)
+
+    def weights(self) -> list[NDArray[np.float32]]:  # (N, K) each, exact in bf16
+        """Weights of this rank's physical experts."""
         shape = shapes.gemm_shape(self.config.workload, self.config.operation)
         assert shape is not None, "an operation without a GEMM"
         held = self.placed.placement.experts_on(self.rank).tolist()
@@ -99,8 +107,16 @@ class Session:
         weights = {
             expert: payload.expert_weights(expert, shape.n, shape.k) for expert in sorted(set(held))
         }
-        tile_n = self.config.kernel.tile_n
-        return GroupedGemm([weights[expert] for expert in held], tile_n=tile_n)
+        return [weights[expert] for expert in held]
+
+    def gemm(self) -> GroupedGemm:
+        """The grouped GEMM over this rank's physical experts."""
+        return GroupedGemm(self.weights(), tile_n=self.config.kernel.tile_n)
+
+    def packed_layout(self) -> ReceiveLayout:
+        """Where rows lie that this rank receives, no gaps between experts."""
+        packed = replace(self.settings, layout=Layout.packed)
+        return make_layout(self.rank, self._rows_between, packed)
 
     def receive_buffer(self, columns: int) -> NDArray[np.uint16]:
         """Private rows beside the receive rows in use, (extent, columns) bf16 bits."""

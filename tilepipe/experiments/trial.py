@@ -13,19 +13,16 @@ from tilepipe.measure.contenders import run_interleaved
 from tilepipe.measure.ranges import ranges
 from tilepipe.records import RankRecord, Sample, Span, Verdict
 
-__all__ = ["Trial", "measure"]
+__all__ = ["Gated", "Trial", "measure"]
 
 
-class Trial(Protocol):
-    """One operation on one rank. Every rank calls the same methods in the same order."""
+class Gated(Protocol):
+    """Contenders of one operation on one rank.
+
+    Every rank calls the same methods in the same order.
+    """
 
     session: Session
-
-    def __init__(self, session: Session) -> None: ...
-
-    @staticmethod
-    def memory(config: Config) -> Memory:
-        """What the operation stores at its peers."""
 
     @property
     def contenders(self) -> tuple[str, ...]:
@@ -51,7 +48,17 @@ class Trial(Protocol):
         """Figures of the plan and of the runs so far."""
 
 
-def measure(trial: Trial) -> RankRecord:
+class Trial(Gated, Protocol):
+    """An operation's own contenders."""
+
+    def __init__(self, session: Session) -> None: ...
+
+    @staticmethod
+    def memory(config: Config) -> Memory:
+        """What the operation stores at its peers."""
+
+
+def measure(trial: Gated) -> RankRecord:
     """Compare poisoned outputs, time, and compare what the last timed launches left.
 
     With a failed gate on any rank no rank takes a sample. A timeline comes last, so that no stamp
@@ -101,7 +108,7 @@ def measure(trial: Trial) -> RankRecord:
     )
 
 
-def _record(trial: Trial, launch: int) -> tuple[Span, ...]:
+def _record(trial: Gated, launch: int) -> tuple[Span, ...]:
     """One launch of the first contender, stamped; every rank does it at the same place."""
     contender, host = trial.contenders[0], trial.session.host
     trial.prepare(contender, launch)

@@ -139,13 +139,17 @@ class HostHeap:
         )
 
     def all_agree(self, yes: bool) -> bool:
-        """Whether every rank says yes; a barrier on both sides, so votes never mix."""
+        """Whether every rank says yes."""
+        return all(self.said_by_all(int(yes)))
+
+    def said_by_all(self, word: int) -> list[int]:
+        """What every rank says, by rank; a barrier on both sides, so words never mix."""
         for words in self.arrays("vote"):
-            words[self.rank] = int(yes)
+            words[self.rank] = word
         self.barrier()
-        agreed = bool(self.array(self.rank, "vote").all())
+        said: list[int] = self.array(self.rank, "vote").tolist()
         self.barrier()
-        return agreed
+        return said
 
     def abort(self) -> None:
         """Tell every peer, and the other threads of this rank, that this rank gives up."""

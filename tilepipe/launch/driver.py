@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tilepipe.baselines.asked import left_out
 from tilepipe.config.checks import check_same_sweep, check_sweep
 from tilepipe.config.choices import Resume
 from tilepipe.launch.dry import dry_table
@@ -263,6 +264,9 @@ def _judged(point: Point, records: tuple[RankRecord, ...]) -> Outcome:
             records=records,
             terms=terms,
             figures=figures,
+            left_out=left_out(
+                point.config["measure"]["baselines"], point.operation, executor=point.executor
+            ),
         )
     rank, verdict = wrong[0]
     reason = (

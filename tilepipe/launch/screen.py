@@ -106,6 +106,8 @@ class Screen:
             self.show(breakdown_table(outcomes))
         if len(outcomes) > 1 and any(outcome.status is not Status.ok for outcome in outcomes):
             self.show(reasons_table(outcomes))
+        for sentence in sorted({text for outcome in outcomes for text in outcome.left_out}):
+            self.say(sentence)
         self.say(f"results: {path}")
 
     def _described(self) -> str:

@@ -78,6 +78,9 @@ _CONTENDERS = {
     "gemm_publish": "gemm publ.",
     "gemm_contended": "gemm cont.",
     "blas_per_expert": "BLAS",
+    "torch_sequential": "torch seq.",
+    "torch_dispatch": "torch",
+    "torch_combine": "torch",
 }
 # Terms whose names are longer than their numbers.
 _TERMS = {"contention": "conten-\ntion", "publish_tax": "publ. tax"}

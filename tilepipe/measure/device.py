@@ -168,6 +168,16 @@ class DeviceTimer:
                     "uses the CPU, or the launch waits for the device; end that and run again"
                 )
 
+    def measure_waiting(self, launch: Callable[[], None]) -> tuple[int, int]:
+        """Start, as in `measure`, and device time of a launch in which the host waits for the
+        device: what the device then waits for the host is part of it."""
+        self._stream.drain()
+        if self._flush is not None:
+            self._flush()
+        start_ns, _, opened = self._open()
+        launch()
+        return start_ns, self._stream.elapsed_ns(opened, self._stream.mark())
+
     def measure_chained(self, parts: Sequence[Part], length: int) -> Chain:
         """Period of `length` repetitions of all parts that follow each other at once.
 

@@ -16,7 +16,7 @@ from tilepipe.report.bandwidth import bandwidth_figures, copies_of, has_links
 from tilepipe.report.groups import ok_rows
 from tilepipe.report.imbalance import imbalance_figures
 from tilepipe.report.overlap import overlap_figures
-from tilepipe.report.peers import peer_figures
+from tilepipe.report.peers import baseline_figures, peer_figures
 from tilepipe.report.points import Found
 from tilepipe.report.shapes import Figure, Grid
 from tilepipe.report.terms import breakdown_figures
@@ -111,6 +111,23 @@ def _bandwidth_kinds() -> list[Kind]:
     ]
 
 
+def _baseline_kinds() -> list[Kind]:
+    return [
+        Kind(
+            slug=f"{operation.replace('_', '-')}-torch",
+            title=f"{name}: beside torch",
+            make=partial(_of_points, baseline_figures, operation),
+            needs="",  # it is there where it was asked for
+        )
+        for operation, name in (
+            ("dispatch", "dispatch"),
+            ("combine", "combine"),
+            ("dispatch_gemm", "dispatch → GEMM"),
+            ("gemm_combine", "GEMM → combine"),
+        )
+    ]
+
+
 def _ablation_kinds() -> list[Kind]:
     # Setting -> what it is called, the experiment that sweeps it, executors that have it.
     asked = {
@@ -146,6 +163,7 @@ KINDS = (
         make=lambda found: peer_figures(found.points),
         needs=f"two or more contenders: {RUN} +experiment=grouped_gemm",
     ),
+    *_baseline_kinds(),
     Kind(
         slug="imbalance",
         title="time and imbalance by routing law",

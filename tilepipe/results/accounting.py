@@ -31,8 +31,8 @@ _SERIES = {
 }
 _COMMUNICATION = {"dispatch_gemm": "dispatch", "gemm_combine": "push"}
 # Contenders whose time is that of moving rows; the others multiply, the fused ones do both.
-_MOVING = ("dispatch", "combine", "push")
-_MULTIPLYING = ("gemm_all", "blas_per_expert", "fused", "sequential")
+_MOVING = ("dispatch", "combine", "push", "torch_dispatch", "torch_combine")
+_MULTIPLYING = ("gemm_all", "blas_per_expert", "fused", "sequential", "torch_sequential")
 
 
 def account(
@@ -114,7 +114,8 @@ def _shares(
     found: dict[str, float] = {}
     logical_gbps, wire_gbps = (figures.get(f"{contender}/{n}_gbps") for n in ("logical", "wire"))
     num_ctas = point.config["kernel"].get("num_comm_ctas")
-    if logical_gbps is not None and isinstance(num_ctas, int):
+    of_torch = contender.startswith("torch_")  # whose kernels take as many CTAs as they like
+    if logical_gbps is not None and isinstance(num_ctas, int) and not of_torch:
         found[f"{contender}/gbps_per_cta"] = logical_gbps / num_ctas
     link_gbps = point.config["hardware"]["link_gbps"]
     if wire_gbps and link_gbps and _num_gpus(point, num_ranks) == num_ranks > 1:
@@ -155,4 +156,5 @@ def _memory_bytes(contender: str, records: Sequence[RankRecord]) -> int | None:
     # Each row that came home is read again; each token gets one row.
     reduced = logical_bytes + num_tokens * (logical_bytes // num_rows)
     touched = {"dispatch": moved, "push": moved, "reduce": reduced, "combine": moved + reduced}
-    return touched.get(contender)
+    # Of torch's contenders too: what the work needs, not the copies that they make on the way.
+    return touched.get(contender.removeprefix("torch_"))

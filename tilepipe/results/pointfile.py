@@ -53,6 +53,7 @@ KEYS: dict[str, type] = {
     "started_utc": str,
     "ended_utc": str,
     "figures": dict,
+    "left_out": list,
     "ranks": list,
     "choices": dict,
     "overrides": list,
@@ -62,7 +63,7 @@ KEYS: dict[str, type] = {
 _RANK_KEYS: dict[str, type] = {"rank": int, "counts": dict, "verdicts": list, "clocks": object}
 # Key of the document, or `ranks/` and key of a rank's entry -> the version that brought it, and
 # what an older document is read as. Keys not named here are of version 1.
-_ADDED_IN: dict[str, tuple[int, Any]] = {"ranks/clocks": (2, None)}
+_ADDED_IN: dict[str, tuple[int, Any]] = {"ranks/clocks": (2, None), "left_out": (3, [])}
 _CLOCKS_KEYS: dict[str, type] = {
     "sm_mhz": int,
     "sm_mhz_min": int,
@@ -118,6 +119,7 @@ def document_of(outcome: Outcome, provenance: Mapping[str, Any]) -> dict[str, An
         "started_utc": outcome.started_utc,
         "ended_utc": outcome.ended_utc,
         "figures": outcome.figures,
+        "left_out": list(outcome.left_out),
         "ranks": [
             {
                 "rank": record.rank,
@@ -175,6 +177,7 @@ def outcome_of(
         ),
         terms=terms,
         figures=document["figures"],
+        left_out=tuple(document["left_out"]),
         started_utc=document["started_utc"],
         ended_utc=document["ended_utc"],
     )
@@ -196,8 +199,9 @@ def document_faults(document: Any) -> list[str]:
     for key, value in document["figures"].items():
         if not _is_number(value) or not math.isfinite(value):
             faults.append(f"figure {key} is {value!r}, want a finite number")
-    if not all(isinstance(word, str) for word in document["overrides"]):
-        faults.append("overrides holds something else than words")
+    for key in ("overrides", "left_out"):
+        if not all(isinstance(word, str) for word in document.get(key, ())):
+            faults.append(f"{key} holds something else than words")
     for entry in document["ranks"]:
         faults += _rank_faults(entry, version)
     return faults

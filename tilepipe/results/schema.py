@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from tilepipe.config import choices
 from tilepipe.records import SpanKind, SpanRole, Status
+from tilepipe.results.spans import SPAN_KINDS
 
 __all__ = [
     "ADDED_IN",
@@ -28,7 +29,6 @@ __all__ = [
     "ROUTING_KEYS",
     "SAMPLES",
     "SCHEMA_VERSION",
-    "SPAN_KINDS",
     "SUMMARY",
     "TERMS",
     "TIMELINE",
@@ -42,11 +42,11 @@ ADDED_IN = {
     **dict.fromkeys(("l2", "regime", "pace_gbps", "pace_latency_ns"), 2),
     **dict.fromkeys(("sm_clock_mhz", "sm_clock_min_mhz", "sm_clock_max_mhz"), 2),
     **dict.fromkeys(("power_w", "temperature_c", "clock_reasons", "throttled"), 2),
-    **dict.fromkeys(("planner", "stage_bytes"), 3),
     **dict.fromkeys(("placement", "placement_path", "placement_layer", "placement_replica"), 3),
     **dict.fromkeys(("routing_request", "routing_first_token", "routing_max_tokens"), 3),
     "routing_num_layers": 3,
     **dict.fromkeys(("num_redundant", "physical_max_over_mean"), 3),
+    **dict.fromkeys(("planner", "stage_bytes", "left_out"), 3),
     **dict.fromkeys(("gbps_per_cta", "link_share", "memory_gbps", "memory_share"), 2),
 }
 
@@ -86,16 +86,12 @@ CONTENDERS = {
     "gemm_publish": "the GEMM raising flags that nobody reads",
     "gemm_contended": "the GEMM of the two above while communication runs into a spare buffer",
     "blas_per_expert": "one BLAS product an expert, no tiles",
-}
-SPAN_KINDS = {
-    "gate": "counters zeroed and ready words exchanged, until those of every rank are here",
-    "plan": "the Plan is made, or unpacked",
-    "send": "rows of one ticket are stored at a peer and their flag is raised",
-    "wait": "from the first look at a flag to the one that finds it raised",
-    "copy": "rows of an M tile are read, before its first output tile",
-    "tile": "one output tile is multiplied and stored, flags that it raises included",
-    "reduce": "tokens whose rows are home are summed",
-    "idle": "the rest: nothing was there to do",
+    "torch_dispatch": (
+        "dispatch by torch: gathered, exchanged by all_to_all_single (host: gloo; fabric nvshmem: "
+        "NCCL; ranks in one process: nothing to exchange), gathered by expert"
+    ),
+    "torch_combine": "combine by torch: the same way back, then one weighted sum over slots",
+    "torch_sequential": "torch's dispatch or combine, its grouped GEMM behind or before it",
 }
 
 
@@ -336,6 +332,7 @@ SUMMARY = _table(
         _count("num_redundant", "physical experts beyond one an expert; null where nothing ran"),
         _count("num_warmups", "untimed iterations before the timed ones"),
         *_CLOCKS,
+        _word("left_out", "baselines asked for and not run, and why; null: none"),
         _word("contender", f"null when not ok; {_meanings(CONTENDERS)}", *CONTENDERS),
         _word("component", "what the times below are of", *COMPONENTS),
         _count("num_iters", "timed iterations behind the times below"),

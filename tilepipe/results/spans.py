@@ -14,6 +14,7 @@ from tilepipe.records import Span, SpanKind
 
 __all__ = [
     "SHARES",
+    "SPAN_KINDS",
     "LaneTimes",
     "by_lane",
     "lane_times",
@@ -22,6 +23,16 @@ __all__ = [
     "unblocking",
 ]
 
+SPAN_KINDS = {
+    "gate": "counters zeroed and ready words exchanged, until those of every rank are here",
+    "plan": "the Plan is made, or unpacked",
+    "send": "rows of one ticket are stored at a peer and their flag is raised",
+    "wait": "from the first look at a flag to the one that finds it raised",
+    "copy": "rows of an M tile are read, before its first output tile",
+    "tile": "one output tile is multiplied and stored, flags that it raises included",
+    "reduce": "tokens whose rows are home are summed",
+    "idle": "the rest: nothing was there to do",
+}
 # Kind of a span -> the share of its lane that it counts to.
 SHARES = {
     SpanKind.gate: "wait",

@@ -240,6 +240,7 @@ def _settings(outcome: Outcome) -> dict[str, Any]:
         "num_redundant": _num_redundant(outcome),
         "num_warmups": _group(point, "measure").get("num_warmups"),
         **_clocks(outcome.records),
+        "left_out": "; ".join(outcome.left_out) or None,
     }
 
 

@@ -113,6 +113,37 @@ class Combined:
         return verdict
 
 
+def tensor_of(bits):
+    return torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
+
+
+@pytest.mark.usefixtures("_batch_values")
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_sums_in_another_order_are_judged_as_the_host_judges_them(name):
+    routing = ROUTINGS[name]
+    combined = Combined(routing, 0)
+    num_tokens = len(routing.topk_idx[0])
+    host = Oracle(routing, rank=0)
+    device = DeviceOracle(routing, rank=0, device="cpu")
+    near, far = combined.out.copy(), combined.out.copy()
+    near ^= 1  # the last bit: half of it is what rounding allows at most
+    far[num_tokens // 2 :, 3] ^= 0x0008  # a thirty-second of a value
+
+    for out in (combined.out, near, far):
+        on_host = host.check_summed(LAUNCH, out, **NAMED)
+        verdict = device.check_summed(LAUNCH, tensor_of(out), **NAMED)
+
+        both = (verdict, on_host)
+        assert verdict.passed == on_host.passed == (on_host.num_wrong == 0)
+        assert verdict.num_wrong == on_host.num_wrong
+        assert verdict.num_values == on_host.num_values == num_tokens * HIDDEN
+        assert verdict.max_error == pytest.approx(on_host.max_error, rel=1e-5, abs=1e-6)
+        # A batch tells how many of its own values differ.
+        place = [found.detail.partition("first at ")[2].partition(":")[0] for found in both]
+        assert place[0] == place[1]
+    assert host.check_summed(LAUNCH, combined.out, **NAMED).passed
+
+
 def ranks():
     return [
         pytest.param(routing, rank, id=f"{name}-{rank}")

@@ -18,12 +18,16 @@ __all__ = ["run_ranks", "symmetric_bytes_of"]
 def run_ranks(config: Config) -> tuple[RankRecord, ...]:
     """Measure the operation on the ranks of this process, all ranks together."""
     # Kernels and CUDA only where they run.
+    from tilepipe.experiments.cuda.beside import with_baselines
     from tilepipe.experiments.cuda.session import opened_session
     from tilepipe.experiments.cuda.trial import measure
 
     kind = importlib.import_module(f"tilepipe.experiments.cuda.{config.operation.name}").TRIAL
-    with opened_session(config, kind.memory(config)) as session:
-        records: tuple[RankRecord, ...] = measure(kind(session))
+    with (
+        opened_session(config, kind.memory(config)) as session,
+        with_baselines(kind(session)) as trial,
+    ):
+        records: tuple[RankRecord, ...] = measure(trial)
     return records
 
 

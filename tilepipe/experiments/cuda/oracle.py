@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tilepipe.experiments.cuda.payload import row_bits
 from tilepipe.experiments.oracle import merged
-from tilepipe.measure.gate import BF16_POISON, compare_exact
+from tilepipe.measure.gate import BF16_POISON, TOLERANCES, compare_exact
 from tilepipe.records import Verdict
 from tilepipe.schedule.layout import ReceiveLayout
 from tilepipe.schedule.packed import SLOT_BITS, TOKEN_BITS
@@ -27,6 +27,8 @@ __all__ = ["DeviceOracle", "poison"]
 # Values compared at a time: 16 bytes each and the hash's scratch, half a GB (H200, 2026-11). Ever
 # smaller batches take the host longer than the device.
 _BATCH_VALUES = 2**25
+
+_TOLERANCE = TOLERANCES["bf16"]
 
 
 class DeviceOracle:
@@ -89,6 +91,45 @@ class DeviceOracle:
             out.view(torch.int16), summed, len(self._topk_idx), contender=contender, stage=stage
         )
 
+    def check_summed(
+        self,
+        launch: int,
+        out: torch.Tensor,  # (num_tokens, hidden) bf16
+        *,
+        contender: str,
+        stage: str,
+    ) -> Verdict:
+        """The same sums by a contender that adds in an order of its own, as `compare_close`."""
+        verdicts = []
+        for tokens in _batches(tuple(out.shape)):
+            want, scale = self._summed(launch, tokens, out.shape[1])
+            reorder = _TOLERANCE.per_term * self._topk_idx.shape[1] * scale
+            bound = _TOLERANCE.rounding * (want.abs() + reorder) + reorder
+            error = (out[tokens].float() - want).abs()
+            wrong = ~(error <= bound)  # NaN compares false, so it is asked what is right
+            num_wrong = int(torch.count_nonzero(wrong))
+            detail = ""
+            if num_wrong:
+                row = int(wrong.any(dim=1).to(torch.uint8).argmax())
+                column = int(wrong[row].to(torch.uint8).argmax())
+                detail = (
+                    f"{num_wrong} of {wrong.numel()} values differ, the first at "
+                    f"[{tokens.start + row}, {column}]: got {float(out[tokens][row, column])}, "
+                    f"want {float(want[row, column])}"
+                )
+            verdicts.append(
+                Verdict(
+                    contender=contender,
+                    stage=stage,
+                    passed=num_wrong == 0,
+                    num_values=wrong.numel(),
+                    num_wrong=num_wrong,
+                    max_error=float(error.nan_to_num(torch.inf).max()) if len(error) else 0.0,
+                    detail=detail,
+                )
+            )
+        return merged(verdicts, contender=contender, stage=stage)
+
     def _check_received(
         self,
         got: torch.Tensor,  # (capacity,) or (capacity, hidden)
@@ -115,8 +156,16 @@ class DeviceOracle:
     def _combined(
         self, launch: int, tokens: slice, hidden: int
     ) -> torch.Tensor:  # (number of tokens, hidden) int16: bf16 bits
+        total, _ = self._summed(launch, tokens, hidden)
+        return total.to(torch.bfloat16).view(torch.int16)
+
+    def _summed(
+        self, launch: int, tokens: slice, hidden: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # (number of tokens, hidden) float32 each
+        """Weighted sums over slots in their order, and those of the rows' sizes."""
         token = torch.arange(tokens.start, tokens.stop, device=self._device)
         total = torch.zeros(len(token), hidden, dtype=torch.float32, device=self._device)
+        sizes = torch.zeros_like(total)
         for slot, ids in enumerate(self._topk_idx[tokens].T):
             kept = self._moved(np.flatnonzero(ids >= 0))
             bits = row_bits(launch, self._rank, token[kept], hidden, slot=slot)
@@ -124,7 +173,8 @@ class DeviceOracle:
             # Two kernels, so two roundings: nothing here can become a fused multiply-add.
             rows *= self._topk_weights[tokens][kept, slot, None]
             total[kept] += rows
-        return total.to(torch.bfloat16).view(torch.int16)
+            sizes[kept] += rows.abs()
+        return total, sizes
 
     def _moved(self, array: NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)

@@ -5,7 +5,7 @@ Knows nothing of any one operation, of files and tables.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -161,17 +161,20 @@ class CudaSession:
     def fill_received(self, launch: int) -> None:
         """Rows as an expert would have made them, told by home and slot, on every own rank."""
         for rank in self.ranks:
-            _, held = self.group.plans[rank].layout.held_rows()
-            rows = torch.from_numpy(held).to(self.device)
-            homes = self.group.tensor(rank, Slot.row_home)[rows]
-            fill_rows(
-                self.group.tensor(rank, Slot.y),
-                launch,
-                homes >> (TOKEN_BITS + SLOT_BITS),
-                (homes >> SLOT_BITS) & ((1 << TOKEN_BITS) - 1),
-                slot=homes & ((1 << SLOT_BITS) - 1),
-                row_idx=rows,
-            )
+            rows, source, token, slot = self.received_homes(rank)
+            y = self.group.tensor(rank, Slot.y)
+            fill_rows(y, launch, source, token, slot=slot, row_idx=rows)
+
+    def received_homes(
+        self, rank: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Receive rows of an own rank that hold one, by expert, source rank and token, and the
+        source rank, token and slot of each."""
+        _, held = self.group.plans[rank].layout.held_rows()
+        rows = torch.from_numpy(held).to(self.device)
+        homes = self.group.tensor(rank, Slot.row_home)[rows]
+        token = (homes >> SLOT_BITS) & ((1 << TOKEN_BITS) - 1)
+        return rows, homes >> (TOKEN_BITS + SLOT_BITS), token, homes & ((1 << SLOT_BITS) - 1)
 
     def time(self, parts: Sequence[Part], *, whole: bool) -> Components:
         """Run and time the parts `plan` and `stage` of one launch.
@@ -196,6 +199,22 @@ class CudaSession:
         if not whole:
             return {"stage": (start_ns, stage_ns)}
         return {"e2e": (start_ns, plan_ns + stage_ns), "plan": (start_ns, plan_ns)}
+
+    def time_apart(self, plan: Callable[[], None] | None, stage: Callable[[], None]) -> Components:
+        """Run and time a launch that is none of ours; its plan, if any, makes the host wait for
+        the device.
+
+        The plan's window holds that wait; the stage is timed behind it, as any other.
+        """
+        if self.config.launch.wrap is not None:
+            parts: list[Part] = [] if plan is None else [("plan", plan)]
+            return self._run_wrapped([*parts, ("stage", stage)], whole=plan is not None)
+        planned = None if plan is None else self.timer.measure_waiting(plan)
+        window = self.timer.measure([("stage", stage)])
+        if planned is None:
+            return {"stage": (window["start_ns"], window["stage"])}
+        start_ns, plan_ns = planned
+        return {"e2e": (start_ns, plan_ns + window["stage"]), "plan": planned}
 
     def _run_wrapped(self, parts: Sequence[Part], *, whole: bool) -> Components:
         """Run once, for a tool to look at: what it does to times is not ours to measure."""

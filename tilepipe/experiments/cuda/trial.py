@@ -14,22 +14,16 @@ from tilepipe.measure.contenders import run_interleaved
 from tilepipe.measure.ranges import ranges
 from tilepipe.records import Clocks, RankRecord, Sample, Verdict
 
-__all__ = ["CudaTrial", "measure"]
+__all__ = ["CudaTrial", "Gated", "measure"]
 
 
-class CudaTrial(Protocol):
-    """One operation on the ranks of this process.
+class Gated(Protocol):
+    """Contenders of one operation on the ranks of this process.
 
     Every process of a group calls the same methods in the same order.
     """
 
     session: CudaSession
-
-    def __init__(self, session: CudaSession) -> None: ...
-
-    @staticmethod
-    def memory(config: Config) -> Memory:
-        """What the operation stores at its peers."""
 
     @property
     def contenders(self) -> tuple[str, ...]:
@@ -55,7 +49,17 @@ class CudaTrial(Protocol):
         """Compare what the latest run of the contender, of that launch, has left on a rank."""
 
 
-def measure(trial: CudaTrial) -> tuple[RankRecord, ...]:
+class CudaTrial(Gated, Protocol):
+    """An operation's own contenders."""
+
+    def __init__(self, session: CudaSession) -> None: ...
+
+    @staticmethod
+    def memory(config: Config) -> Memory:
+        """What the operation stores at its peers."""
+
+
+def measure(trial: Gated) -> tuple[RankRecord, ...]:
     """Compare poisoned outputs, time, and compare what the last timed launches left.
 
     With a failed gate on any rank no rank takes a sample. Ranks of one process share a launch, so
@@ -91,7 +95,7 @@ def measure(trial: CudaTrial) -> tuple[RankRecord, ...]:
     )
 
 
-def _time(trial: CudaTrial) -> tuple[tuple[Sample, ...], Clocks | None, dict[str, int]]:
+def _time(trial: Gated) -> tuple[tuple[Sample, ...], Clocks | None, dict[str, int]]:
     session, settings = trial.session, trial.session.config.measure
     heap = session.group.heap
     last_launch: dict[str, int] = {}

@@ -1,0 +1,176 @@
+"""Torch beside the trials of the cuda executor, its tensors on the CPU: one process, all ranks."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.experiments.groups import random_routing  # noqa: E402
+from tests.launch.points import compose_point  # noqa: E402
+from tilepipe.config.choices import Layout  # noqa: E402
+from tilepipe.config.schemas import config_from_dict  # noqa: E402
+from tilepipe.experiments.cuda.beside import BesideTorch, with_baselines  # noqa: E402
+from tilepipe.experiments.cuda.oracle import DeviceOracle  # noqa: E402
+from tilepipe.experiments.cuda.session import CudaSession  # noqa: E402
+
+ROUTINGS = {
+    "one_rank": random_routing([40], num_experts=8, num_topk=2),
+    "masked": random_routing([7, 33], num_experts=8, num_topk=3, kind="masked"),
+    "ragged": random_routing([3, 0, 17, 1], num_experts=8, num_topk=2),
+}
+TORCH = {"dispatch": "torch_dispatch", "combine": "torch_combine"}
+
+
+class FakeTimer:
+    def __init__(self):
+        self.asked = []
+
+    def measure(self, parts):
+        self.asked.append([name for name, _ in parts])
+        for _, launch in parts:
+            launch()
+        return {"start_ns": 200} | {name: 30 for name, _ in parts}
+
+    def measure_waiting(self, launch):
+        self.asked.append("waiting")
+        launch()
+        return 100, 12
+
+
+class Session:
+    """What a trial is asked about its ranks, all of them here and on the CPU."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, kernel, routing):
+        num_ranks = len(routing.topk_idx)
+        words = ("hardware=h200_x1", f"kernel={kernel}", "workload=tiny", "measure=quick")
+        point = compose_point(
+            *(*words, f"launch.num_ranks={num_ranks}", "measure.baselines=[torch]"),
+            *(f"workload.num_topk={routing.topk_idx[0].shape[1]}",),
+        )
+        self.config, self.routing = config_from_dict(point.config), routing
+        self.ranks = range(num_ranks)
+        self.timer = FakeTimer()
+        heap = SimpleNamespace(is_whole=True)
+        self.group = SimpleNamespace(heap=heap, check=lambda: None)
+
+    def oracle(self, rank):
+        return DeviceOracle(self.routing, rank=rank, device="cpu")
+
+    def received_homes(self, rank):
+        """By the routing alone."""
+        num_local = self.routing.num_experts // len(self.ranks)
+        homes = [
+            (source, token, slot)
+            for expert in range(rank * num_local, (rank + 1) * num_local)
+            for source, ids in enumerate(self.routing.topk_idx)
+            for token, slot in np.argwhere(ids == expert).tolist()
+        ]
+        columns = torch.tensor(homes, dtype=torch.int64).reshape(-1, 3)
+        return torch.arange(len(homes)), *columns.T
+
+    def time_apart(self, plan, stage):
+        return CudaSession.time_apart(self, plan, stage)
+
+
+class Own:
+    """The trial that torch runs beside."""
+
+    contenders = ("own", "part")
+    checked = ("own",)
+
+    def __init__(self, session):
+        self.session = session
+        self.log = []
+
+    def __getattr__(self, name):
+        return lambda contender, *rest: self.log.append((name, contender, *rest)) or []
+
+
+def beside(kernel, name):
+    trial = Own(Session(kernel, ROUTINGS[name]))
+    with with_baselines(trial) as both:
+        assert isinstance(both, BesideTorch)
+        return trial, both
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+@pytest.mark.parametrize("kernel", TORCH)
+def test_torch_equals_the_device_oracle_on_every_rank(kernel, name):
+    _, both = beside(kernel, name)
+    contender = both.contenders[-1]
+
+    for launch, run in ((1, both.run), (2, both.time)):
+        both.prepare(contender, launch)
+        both.poison(contender)
+        run(contender)
+        found = [both.check(contender, rank, launch, "before") for rank in both.session.ranks]
+        assert [[v.detail for v in verdicts] for verdicts in found] == [[""]] * len(found)
+
+    stale = [both.check(contender, rank, 1, "after") for rank in both.session.ranks]
+    rows = [(ids >= 0).any() for ids in both.session.routing.topk_idx]
+    if kernel == "combine":
+        assert [not verdict.passed for (verdict,) in stale] == rows
+
+
+def test_outputs_that_are_not_written_fail():
+    for kernel, contender in TORCH.items():
+        _, both = beside(kernel, "masked")
+        both.prepare(contender, 1)
+        both.poison(contender)
+
+        verdicts = [both.check(contender, rank, 1, "before") for rank in both.session.ranks]
+
+        assert not any(verdict.passed for (verdict,) in verdicts)
+
+
+def test_the_plan_of_a_dispatch_is_timed_with_its_wait_and_a_combine_has_none():
+    _, dispatch = beside("dispatch", "ragged")
+    _, combine = beside("combine", "ragged")
+
+    windows = [both.time(both.contenders[-1]) for both in (dispatch, combine)]
+
+    assert windows[0] == {"e2e": (100, 42), "plan": (100, 12)}
+    assert dispatch.session.timer.asked == ["waiting", ["stage"]]
+    assert combine.session.timer.asked == [["stage"]]
+    assert windows[1] == {"stage": (200, 30)}
+
+
+def test_our_own_contenders_are_asked_as_before():
+    trial, both = beside("dispatch", "one_rank")
+
+    both.prepare("part", 3)
+    both.poison("own")
+    both.run("part")
+    both.time("part")
+    both.check("own", 0, 3, "after")
+
+    assert both.contenders == ("own", "part", "torch_dispatch")
+    assert both.checked == ("own", "torch_dispatch")
+    assert trial.log == [
+        ("prepare", "part", 3),
+        ("poison", "own"),
+        ("run", "part"),
+        ("time", "part"),
+        ("check", "own", 0, 3, "after"),
+    ]
+
+
+def test_without_a_word_the_trial_stays_alone():
+    trial = Own(Session("dispatch", ROUTINGS["one_rank"]))
+    trial.session.config.measure.baselines = []
+
+    with with_baselines(trial) as alone:
+        assert alone is trial
+
+
+def test_rows_lie_packed_whatever_the_layout_of_ours():
+    _, both = beside("dispatch", "masked")
+
+    layouts = [both._layouts[rank] for rank in both.session.ranks]
+
+    assert both.session.config.kernel.layout is Layout.padded
+    assert [layout.extent for layout in layouts] == [layout.num_rows for layout in layouts]
