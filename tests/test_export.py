@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.compare.runs import TIMES, store
 from tests.results.older import make_older
+from tests.results.spans import two_ranks
 from tilepipe.export import main, meanings, to_csv, to_json
 from tilepipe.records import Status
 from tilepipe.results.reading import read_results
@@ -27,7 +28,7 @@ TERMS = {"e2e": (999_875, 999_000, 1_000_000), "late": (999_875, 999_000, 1_000_
 @pytest.fixture
 def root(tmp_path):
     """Two experiments; one point of the first failed."""
-    store(tmp_path / "outputs", {"fused": TIMES}, terms=TERMS.items())
+    store(tmp_path / "outputs", {"fused": TIMES}, terms=TERMS.items(), spans=two_ranks())
     store(tmp_path / "outputs", config_id="c2", status=Status.timeout)
     store(tmp_path / "outputs", {"dispatch": TIMES[:8]}, name="other")
     return tmp_path / "outputs"
@@ -38,7 +39,7 @@ def exported(capsys, *arguments):
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("table", ["summary", "breakdown", "samples"])
+@pytest.mark.parametrize("table", ["summary", "breakdown", "samples", "timeline"])
 def test_json_holds_the_rows_of_the_table_as_they_are(root, capsys, table):
     text = exported(capsys, root, "--table", table, "--format", "json")
 
@@ -48,7 +49,7 @@ def test_json_holds_the_rows_of_the_table_as_they_are(root, capsys, table):
     assert list(json.loads(text)[0]) == list(want[0])
 
 
-@pytest.mark.parametrize("table", ["summary", "breakdown", "samples"])
+@pytest.mark.parametrize("table", ["summary", "breakdown", "samples", "timeline"])
 def test_csv_read_with_the_columns_types_is_the_table_again(root, capsys, table):
     text = exported(capsys, root, "--table", table)
 

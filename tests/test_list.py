@@ -11,7 +11,7 @@ import pytest
 
 from tilepipe.config.register import CONF_DIR
 from tilepipe.list import main, options, read_option
-from tilepipe.results.schema import BREAKDOWN, SAMPLES, SUMMARY
+from tilepipe.results.schema import BREAKDOWN, SAMPLES, SUMMARY, TIMELINE
 
 GROUPS = {
     "experiments": "experiment",
@@ -92,10 +92,9 @@ def test_without_a_word_all_kinds_are_listed(capsys):
 def test_every_column_is_listed_with_unit_and_meaning(capsys):
     text = "\n".join(listed(capsys, "columns"))
 
-    tables = dict(
-        zip(("samples", "breakdown", "summary"), text.split(".parquet\n")[1:], strict=True)
-    )
-    for name, schema in (("samples", SAMPLES), ("breakdown", BREAKDOWN), ("summary", SUMMARY)):
+    schemas = {"samples": SAMPLES, "breakdown": BREAKDOWN, "summary": SUMMARY, "timeline": TIMELINE}
+    tables = dict(zip(schemas, text.split(".parquet\n")[1:], strict=True))
+    for name, schema in schemas.items():
         rows = [line.split(maxsplit=1) for line in tables[name].splitlines() if line[:2] == "  "]
         want = [
             [field.name, field.metadata[b"unit"].decode(), field.metadata[b"meaning"].decode()]

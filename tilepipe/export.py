@@ -20,13 +20,14 @@ import pyarrow as pa
 import pyarrow.csv
 
 from tilepipe.records import Status
+from tilepipe.results.columns import allowed_words
 from tilepipe.results.files import StoreError, write_bytes
 from tilepipe.results.reading import Reading, StoredPoint, read_results
-from tilepipe.results.schema import BREAKDOWN, SAMPLES, SUMMARY, allowed_words
+from tilepipe.results.schema import BREAKDOWN, SAMPLES, SUMMARY, TIMELINE
 
 __all__ = ["main", "meanings", "to_csv", "to_json"]
 
-_SCHEMAS = {"summary": SUMMARY, "breakdown": BREAKDOWN, "samples": SAMPLES}
+_SCHEMAS = {"summary": SUMMARY, "breakdown": BREAKDOWN, "samples": SAMPLES, "timeline": TIMELINE}
 _TOLD = ("unit", "meaning", "window")
 
 

@@ -178,12 +178,14 @@ def _option_lines(listed: Sequence[Option]) -> list[str]:
 
 
 def _column_lines() -> list[str]:
-    """Every column of the three tables, with unit and meaning."""
+    """Every column of the four tables, with unit and meaning."""
     # Here and not above: pyarrow takes as long to load as all the rest.
-    from tilepipe.results.schema import BREAKDOWN, SAMPLES, SUMMARY
+    from tilepipe.results import schema as tables
 
+    known = (tables.SAMPLES, tables.BREAKDOWN, tables.SUMMARY, tables.TIMELINE)
     lines = []
-    for table, schema in (("samples", SAMPLES), ("breakdown", BREAKDOWN), ("summary", SUMMARY)):
+    for schema in known:
+        table = schema.metadata[b"table"].decode()
         width = max(map(len, schema.names))
         lines.append(f"{table}.parquet")
         for field in schema:

@@ -3,6 +3,7 @@
 Knows nothing of Hydra, torch, Parquet or how a number was measured.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -15,8 +16,12 @@ __all__ = [
     "Point",
     "RankRecord",
     "Sample",
+    "Span",
+    "SpanKind",
+    "SpanRole",
     "Status",
     "Verdict",
+    "with_idle",
 ]
 
 
@@ -66,6 +71,77 @@ class Sample:
     duration_ns: int
 
 
+class SpanRole(Enum):
+    """What a lane was there for while a span of it lasted."""
+
+    communication = "communication"  # moves rows between ranks
+    compute = "compute"  # multiplies, and reduces what has come home
+    plan = "plan"  # opens the launch: gate and Plan
+
+
+class SpanKind(Enum):
+    """What a lane did; the schema of the timeline has a sentence for each."""
+
+    gate = "gate"
+    plan = "plan"
+    send = "send"
+    wait = "wait"
+    copy = "copy"
+    tile = "tile"
+    reduce = "reduce"
+    idle = "idle"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """One thing that a lane did in a recorded launch; None where a part has no meaning for it.
+
+    A lane is what does one thing at a time: a thread on the host; on a GPU an SM, or a warp of it
+    where warps of an SM work apart. Spans of a lane follow each other without gap or overlap.
+    """
+
+    lane: str
+    role: SpanRole
+    kind: SpanKind
+    start_ns: int  # on a clock common to the ranks
+    end_ns: int
+    expert: int | None = None  # number in the whole group
+    m_tile: int | None = None  # of the rank that owns the expert
+    n_tile: int | None = None
+    chunk: int | None = None
+    peer: int | None = None  # rank that receives
+    ticket: int | None = None  # place in the sending order
+    num_rows: int | None = None
+    deadline: int | None = None  # place in the GEMM's hand-out; of a row's way home: a token
+    lateness_ns: int | None = None  # of a wait that did not find what it looked for at once
+
+
+def with_idle(
+    spans: Sequence[Span],  # of one lane, in time order, none overlapping
+    *,
+    lane: str,
+    role: SpanRole,
+    start_ns: int,  # of the launch on this rank
+    end_ns: int,
+) -> list[Span]:
+    """The lane from end to end: what lies between its spans is idle."""
+    whole: list[Span] = []
+    last_ns = start_ns
+
+    def idle_until(until_ns: int) -> None:
+        assert last_ns <= until_ns, f"lane {lane}: spans overlap, or lie outside the launch"
+        if last_ns < until_ns:
+            kind = SpanKind.idle
+            whole.append(Span(lane=lane, role=role, kind=kind, start_ns=last_ns, end_ns=until_ns))
+
+    for span in spans:
+        idle_until(span.start_ns)
+        whole.append(span)
+        last_ns = span.end_ns
+    idle_until(end_ns)
+    return whole
+
+
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """What comparing one output with the oracle found."""
@@ -112,6 +188,7 @@ class RankRecord:
     verdicts: tuple[Verdict, ...]
     counts: dict[str, int]  # recv_rows, num_tiles, num_tickets, wire_bytes and the like
     clocks: Clocks | None = None  # of its GPU during the timed loop; None on the host
+    spans: tuple[Span, ...] = ()  # lane by lane; empty where no launch was recorded
 
 
 @dataclass(frozen=True, kw_only=True)

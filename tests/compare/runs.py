@@ -55,6 +55,7 @@ def store(
     build=None,
     provenance=None,
     ended="2026-11-29T10:00:01.000+00:00",
+    spans=None,  # of a recorded launch, by rank
 ):
     """Store a point of two ranks, the first of which is always the slower one."""
     point = Point(
@@ -87,6 +88,7 @@ def store(
             ),
             verdicts=(verdict,),
             counts={"num_tokens": 4},
+            spans=(spans or {}).get(rank, ()),
         )
         for rank in range(2)
     )

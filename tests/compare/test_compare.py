@@ -204,6 +204,17 @@ def test_a_key_that_one_side_does_not_know_keeps_points_paired(a, b, capsys):
     )
 
 
+def test_whether_a_launch_was_recorded_afterwards_is_no_setting(a, b, capsys):
+    store(a, config_id="c1", config=config_of(measure__timeline=False))
+    store(b, config_id="c2", config=config_of(order="token", measure__timeline=True))
+
+    assert main([str(a), str(b)]) == 2
+
+    assert "have no point in common, the nearest differ in kernel.order: name" in (
+        capsys.readouterr().err
+    )
+
+
 def test_a_new_key_that_was_swept_pairs_nothing(a, b, capsys):
     store(a, config_id="a0")
     for place in ("linear", "spread"):

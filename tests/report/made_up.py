@@ -1,5 +1,8 @@
 """Points made up with chosen times, stored as a run would store them."""
 
+from dataclasses import replace
+
+from tests.results.spans import two_ranks
 from tilepipe.records import Outcome, Point, RankRecord, Sample, Status, Verdict
 from tilepipe.results.accounting import account
 from tilepipe.results.store import claim_folder, write_outcome
@@ -47,6 +50,7 @@ class Store:
         commit="0123456789abcdef",
         dirty=False,
         gpu="NVIDIA H200",
+        spans=None,  # of a recorded launch, by rank
     ):
         self._count += 1
         on_gpu = executor == "cuda"
@@ -87,7 +91,10 @@ class Store:
             build_id="b1",
             build={"gpus": [gpu] if on_gpu else [], "cpu": "Some CPU"},
         )
-        records = tuple(_record(rank, times_ns or {}, counts or {}) for rank in range(num_ranks))
+        records = tuple(
+            replace(_record(rank, times_ns or {}, counts or {}), spans=(spans or {}).get(rank, ()))
+            for rank in range(num_ranks)
+        )
         terms, figures = account(point, records) if status is Status.ok else ((), {})
         outcome = Outcome(
             point=point,
@@ -138,6 +145,8 @@ def _record(rank, times_ns, counts):
             "num_tokens": 64,
             "all_rows": 512,
             "max_expert_rows": 80,
+            "num_physical": 8,
+            "max_physical_rows": 80,
             "max_rank_rows": 512,
             "logical_bytes": 480_000,
             "dedup_bytes": 60_000,
@@ -207,6 +216,16 @@ def store_everything(store):
                 name="dispatch_granularity",
                 kernel={"granularity": granularity, "flag_batch": flag_batch},
             )
+    for order in ("edf", "token"):
+        store.add(
+            fused_times(),
+            name="recorded",
+            operation="dispatch_gemm",
+            executor="host",
+            num_ranks=2,
+            kernel={"order": order},
+            spans=two_ranks(),
+        )
     reasons = ("rank 1: 3 of 8 values are wrong: token 5, column 7", "no GPU | here *now*")
     for order, reason in zip(("edf", "token"), reasons, strict=True):
         store.add(status=Status.incorrect, reason=reason, name="broken", kernel={"order": order})

@@ -9,6 +9,8 @@ import pytest
 from matplotlib.backends.backend_agg import RendererAgg
 from matplotlib.text import Text
 
+from tests.results.spans import recording, sms, two_ranks
+from tilepipe.records import Point
 from tilepipe.report.draw import canvas_of, svg_of
 from tilepipe.report.shapes import (
     BarFigure,
@@ -19,9 +21,28 @@ from tilepipe.report.shapes import (
     Level,
     Line,
     LineFigure,
+    TimelineFigure,
     Value,
 )
 from tilepipe.report.writing import figures_of
+
+
+def timeline(spans):
+    point = Point(
+        name="x",
+        operation="dispatch_gemm",
+        executor="host",
+        config_id="c1",
+        build_id="b1",
+        build={},
+        repetition=0,
+        config={"kernel": {"granularity": "tile"}, "workload": {"num_tokens": 16}},
+        choices={},
+        overrides=(),
+    )
+    return TimelineFigure(
+        slug="timeline", title="timeline", caption="", recording=recording(point, spans)
+    )
 
 
 def value(middle, reach=0.1):
@@ -97,6 +118,8 @@ HARD = {
     "two panels": dots(12, "lognormal, sigma 1.5", panels=2),
     "one bar": bars(1, "edf"),
     "long bars": bars(16, LONG),
+    "two ranks": timeline(two_ranks()),
+    "all SMs": timeline(sms(132)),
 }
 
 
@@ -140,7 +163,7 @@ def test_no_text_of_a_report_lies_on_another_or_leaves_its_figure(full_report):
         check_texts(figure)
 
 
-@pytest.mark.parametrize("name", ["eight lines", "two panels", "long bars"])
+@pytest.mark.parametrize("name", ["eight lines", "two panels", "long bars", "all SMs"])
 def test_equal_figures_give_equal_bytes(name):
     assert svg_of(HARD[name]) == svg_of(HARD[name])
 

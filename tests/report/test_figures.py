@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.report.made_up import fused_times, launch_of, steady
+from tests.results.spans import two_ranks
 from tilepipe.report.ablations import ablation_grids, best_of
 from tilepipe.report.bandwidth import bandwidth_figures
 from tilepipe.report.imbalance import imbalance_figures
@@ -13,6 +14,7 @@ from tilepipe.report.peers import baseline_figures, peer_figures
 from tilepipe.report.points import find_points
 from tilepipe.report.shapes import Level, Value
 from tilepipe.report.terms import breakdown_figures
+from tilepipe.report.timelines import timeline_figures
 
 
 def points_of(store):
@@ -494,3 +496,46 @@ def test_models_of_unlike_size_share_no_figure(store):
     assert small.title == "dispatch: fused against unfused, hidden 64"
     assert "Same for all: hidden 64," in small.caption
     assert large.rows == ("flags by expert", "flags by tile")
+
+
+# Timelines
+
+
+def test_every_point_with_a_timeline_gets_a_picture_and_where_its_time_went(store):
+    for order, spans in (("edf", two_ranks()), ("random", None), ("token", two_ranks())):
+        store.add(
+            fused_times(),
+            name="dispatch_gemm",
+            operation="dispatch_gemm",
+            executor="host",
+            num_ranks=2,
+            kernel={"order": order},
+            spans=spans,
+        )
+
+    first, second = timeline_figures(find_points(store.root))
+
+    assert first.title == "dispatch_gemm: one recorded launch, edf"
+    assert second.title == "dispatch_gemm: one recorded launch, token"
+    assert dict(first.recording.spans) == two_ranks()
+    assert first.numbers.head == (
+        *("lane", "busy, µs", "wait, µs", "copy, µs", "idle, µs", "longest wait, µs"),
+    )
+    assert first.numbers.rows == (
+        ("rank 0 computing", "88.5", "1.50", "0.000", "10.0", "0.000"),
+        ("rank 0 sender", "0.000", "0.000", "40.8", "59.2", "0.000"),
+        ("rank 1 computing", "15.0", "40.0", "2.00", "43.0", "40.0"),
+        ("rank 1 sender", "0.000", "0.000", "1.00", "99.0", "0.000"),
+    )
+    assert "executor host; not paced; 2 ranks over host; 1 point." in first.caption
+    assert "One launch, recorded after the timed ones" in first.caption
+    assert "Intervals" not in first.caption
+
+
+def test_a_timeline_of_an_older_point_is_not_shown_for_the_one_that_replaced_it(store):
+    for spans in (two_ranks(), None):
+        store.add(
+            fused_times(), operation="dispatch_gemm", executor="host", num_ranks=2, spans=spans
+        )
+
+    assert timeline_figures(find_points(store.root)) == []

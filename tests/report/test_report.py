@@ -82,7 +82,7 @@ def test_every_kind_of_figure_and_table_is_there(full_report):
         "by kernel.num_loads: depth of copy simt",
         "by kernel.num_stages: depth of copy tma",
     ]
-    assert [part.title for part in host.parts] == titles[2:10]
+    assert [part.title for part in host.parts] == [*titles[2:10], "timeline of a launch"]
     assert full_report.missing == ()
     assert full_report.warnings == ()
 
@@ -203,6 +203,10 @@ def test_what_is_missing_is_named_with_the_experiment_that_gives_it(store):
     assert (
         "executor host, by kernel.order: order of sends: needs two or more values of kernel.order: "
         "python -m tilepipe.run +experiment=dispatch_gemm_order" in report.missing
+    )
+    assert (
+        "executor host, timeline of a launch: needs a recorded launch: python -m tilepipe.run "
+        "+experiment=dispatch_gemm hardware=cpu measure.timeline=true" in report.missing
     )
     # What the host cannot have is not asked of it, but of the hardware that has it.
     assert not any("CTAs" in line for line in report.missing if line.startswith("executor host"))

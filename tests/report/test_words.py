@@ -73,7 +73,7 @@ def test_a_caption_says_machine_date_commit_executor_pacing_and_conditions(store
         "commit aaaaaaaa, commit bbbbbbbb with uncommitted changes; "
         "executor cuda; not paced; isolated, L2 cold; 1 rank over loopback; 2 points. "
         "Same for all: hidden 512, 8 experts, uniform, flags by tile, padded, simt, 16 CTAs, "
-        "16 warps, 14 loads, 4 rows a fence, 64 tokens. "
+        "16 warps, 14 loads, 4 rows a fence, 64 tokens, 0 redundant. "
         "Intervals: 95 %, of the median, by order statistics. "
         "One rank: no row crosses a link."
     )

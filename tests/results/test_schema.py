@@ -9,7 +9,8 @@ from tilepipe.config import choices
 from tilepipe.config.placements import PLACEMENTS
 from tilepipe.config.routings import ROUTINGS
 from tilepipe.config.schemas import KERNELS, Workload
-from tilepipe.records import Status
+from tilepipe.records import Span, SpanKind, Status
+from tilepipe.results.columns import allowed_words
 from tilepipe.results.schema import (
     BREAKDOWN,
     CONTENDER_FIGURES,
@@ -20,11 +21,12 @@ from tilepipe.results.schema import (
     ROUTING_KEYS,
     SAMPLES,
     SUMMARY,
-    allowed_words,
+    TIMELINE,
 )
+from tilepipe.results.spans import SPAN_KINDS
 from tilepipe.results.versions import schema_faults
 
-TABLES = {"samples": SAMPLES, "breakdown": BREAKDOWN, "summary": SUMMARY}
+TABLES = {"samples": SAMPLES, "breakdown": BREAKDOWN, "summary": SUMMARY, "timeline": TIMELINE}
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -53,6 +55,18 @@ def test_words_are_those_of_the_choices():
     assert allowed_words(SAMPLES.field("config_id")) == ()
     assert allowed_words(SAMPLES.field("l2")) == ("cold", "warm")
     assert allowed_words(SUMMARY.field("regime")) == ("isolated", "chained")
+
+
+def test_every_part_of_a_span_has_a_column_and_every_kind_a_sentence():
+    assert {field.name for field in fields(Span)} < set(TIMELINE.names)
+    assert list(SPAN_KINDS) == [kind.name for kind in SpanKind]
+    assert allowed_words(TIMELINE.field("kind")) == tuple(SPAN_KINDS)
+
+
+def test_a_timeline_says_that_it_is_no_sample():
+    window = TIMELINE.field("start_ns").metadata[b"window"]
+
+    assert b"recorded after all timed ones, so no sample is stamped" in window
 
 
 def test_the_window_says_how_a_gpu_is_timed():

@@ -16,7 +16,14 @@ __all__ = ["Lone", "Pairing", "Side", "device_of", "pair", "settings_of", "side"
 
 Pair = tuple[StoredPoint, StoredPoint]
 # Of the configuration, but no part of what is measured.
-_NOT_MEASURED = ("name", *SWEEP_KEYS, "launch.watchdog_ms", "launch.time_limit_s", "launch.wrap")
+_NOT_MEASURED = (
+    "name",
+    *SWEEP_KEYS,
+    "launch.watchdog_ms",
+    "launch.time_limit_s",
+    "launch.wrap",
+    "measure.timeline",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

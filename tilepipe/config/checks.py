@@ -208,6 +208,7 @@ _COPIES_OF = {
     "stage_bytes": (Copy.tma,),
 }
 _LEAVE_OUT = "leave the key out, or choose hardware with a GPU"
+_ON_HOST = "leave the key out, or type hardware=cpu"
 
 
 def _check_gpu_keys(config: Config) -> None:
@@ -355,3 +356,5 @@ def _check_measure(config: Config) -> None:
         )
         allowed = "measure.l2=cold would flush inside the period; type measure.l2=warm too"
         require(isolated or l2 is L2.warm, "measure.regime", regime, allowed)
+        allowed = f"only the host executor records one; {_ON_HOST}"
+        require(not measure.timeline, "measure.timeline", measure.timeline, allowed)

@@ -42,9 +42,13 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def config_id(container: dict[str, Any]) -> str:
-    """Digest of all that defines the measurement: not the folder, not how a sweep is run."""
+    """Digest of all that defines the measurement: not the folder, not how a sweep is run.
+
+    Nor whether a launch is recorded afterwards: no number is another for it.
+    """
     defining = _without(container, "name", *SWEEP_KEYS)
     defining["launch"] = _without(container["launch"], "watchdog_ms", "time_limit_s", "wrap")
+    defining["measure"] = _without(container["measure"], "timeline")
     for group in ("routing", "placement"):
         settings = container[group]
         if "path" in settings:

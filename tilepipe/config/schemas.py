@@ -228,6 +228,7 @@ class Measure:
     max_iters: int | None = None
     interval: float | None = None
     baselines: list[Baseline] = field(default_factory=list)  # measured beside our contenders
+    timeline: bool = False  # record one more launch, stamp by stamp, once all is timed
 
     def __post_init__(self) -> None:
         require(self.num_warmups >= 0, "measure.num_warmups", self.num_warmups, "must be 0 or more")

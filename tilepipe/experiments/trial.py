@@ -11,7 +11,7 @@ from tilepipe.experiments.session import Session
 from tilepipe.experiments.setting import GATE_LAUNCH, Components, Memory
 from tilepipe.measure.contenders import run_interleaved
 from tilepipe.measure.ranges import ranges
-from tilepipe.records import RankRecord, Sample, Verdict
+from tilepipe.records import RankRecord, Sample, Span, Verdict
 
 __all__ = ["Gated", "Trial", "measure"]
 
@@ -61,7 +61,8 @@ class Trial(Gated, Protocol):
 def measure(trial: Gated) -> RankRecord:
     """Compare poisoned outputs, time, and compare what the last timed launches left.
 
-    With a failed gate on any rank no rank takes a sample.
+    With a failed gate on any rank no rank takes a sample. A timeline comes last, so that no stamp
+    lies in a timed launch.
     """
     heap, config = trial.session.host.heap, trial.session.config
     verdicts: list[Verdict] = []
@@ -73,6 +74,7 @@ def measure(trial: Gated) -> RankRecord:
         trial.run(contender)
         verdicts += trial.check(contender, GATE_LAUNCH, "before")
     samples: tuple[Sample, ...] = ()
+    spans: tuple[Span, ...] = ()
     if heap.all_agree(all(verdict.passed for verdict in verdicts)):
         last_launch: dict[str, int] = {}
         annotate = ranges(wanted=config.launch.wrap is not None)
@@ -95,9 +97,20 @@ def measure(trial: Gated) -> RankRecord:
         )
         for contender in trial.checked:
             verdicts += trial.check(contender, last_launch[contender], "after")
+        if config.measure.timeline and config.launch.wrap is None:
+            spans = _record(trial, 1 + max(last_launch.values()))
     return RankRecord(
         rank=trial.session.rank,
         samples=samples,
         verdicts=tuple(verdicts),
         counts=trial.counts(),
+        spans=spans,
     )
+
+
+def _record(trial: Gated, launch: int) -> tuple[Span, ...]:
+    """One launch of the first contender, stamped; every rank does it at the same place."""
+    contender, host = trial.contenders[0], trial.session.host
+    trial.prepare(contender, launch)
+    host.heap.barrier()
+    return host.record(partial(trial.run, contender))

@@ -53,21 +53,22 @@ class Watch:
         *,
         limit: tuple[str, float] | None = None,  # another key and its seconds
         sleep: Callable[[float], object] = time.sleep,
-    ) -> None:
-        """Return once `ready()` is true; raise WatchdogTimeout or PeerAborted otherwise.
+    ) -> bool:
+        """Return once `ready()` is true: whether the first look found it otherwise.
 
+        Raises WatchdogTimeout or PeerAborted where it does not become true.
         `describe()` is called at the limit only; it says what was awaited and what was seen.
         `sleep` may return early where another thread can tell that something has changed.
         """
         if ready():
-            return
+            return False
         key, limit_s = limit or ("launch.watchdog_ms", self._limit_s)
         deadline = time.monotonic() + limit_s
         nap = _FIRST_NAP_S
         while True:
             sleep(nap)
             if ready():
-                return
+                return True
             self.check_peers()
             if time.monotonic() > deadline:
                 self._give_up()

@@ -14,6 +14,8 @@ from tilepipe.config.choices import Granularity
 from tilepipe.fabric.watch import THREAD_LOOK_S, Watch
 from tilepipe.host.buffers import HomeTarget, unpack_home
 from tilepipe.host.delays import Delays, pause
+from tilepipe.host.recorder import NoLane
+from tilepipe.records import SpanKind
 from tilepipe.schedule.completion import completion_capacity, plan_completion
 from tilepipe.schedule.layout import ReceiveLayout
 from tilepipe.schedule.plan import HomePlan, RankPlan
@@ -102,8 +104,10 @@ class Pusher:
         chunk_columns: list[slice],
         epoch: int,
         delays: Delays,
+        lane: NoLane,
     ) -> None:
         self._settings, self._plan, self._tickets = settings, plan, tickets
+        self._lane = lane
         self._y, self._target, self._by_rank = y, target, home.by_rank
         self._watch, self._epoch, self._delays = watch, epoch, delays
         self._chunk_columns = chunk_columns
@@ -114,11 +118,22 @@ class Pusher:
 
     def push_all(self) -> None:
         """Push every row whole, in plan order: nothing is being computed."""
+        self._lane.lap(SpanKind.idle)
         for number in range(len(self._tickets)):
             self._push(number, 0, int(self._tickets.num_rows[number]), None)
 
+    def push_after(self, computed: threading.Event) -> None:
+        """Push every row whole once the GEMM has ended."""
+        self._watch.until(
+            computed.is_set,
+            lambda: "role push: the GEMM has not ended",
+            sleep=lambda _: computed.wait(THREAD_LOOK_S),
+        )
+        self.push_all()
+
     def push_as_completed(self, queue: CompletionQueue) -> None:
         """Push units as they appear; of those at hand, the one that the plan's order puts first."""
+        self._lane.lap(SpanKind.idle)
         at_hand: list[tuple[int, int, int, int]] = []  # place in order, chunk (-1 all), row, rows
         for number in range(queue.num_units):
             while (unit := queue.unit(number)) is None:
@@ -137,6 +152,9 @@ class Pusher:
             lambda: f"role push, epoch {self._epoch}, cell {number} of {queue.num_units}: empty",
             sleep=queue.sleep,
         )
+        unit = queue.unit(number)
+        assert unit is not None
+        self._lane.lap(SpanKind.wait, unit, True)
 
     def _entries(self, unit: int) -> Iterator[tuple[int, int, int, int]]:
         """Pushes that a finished unit allows."""
@@ -196,6 +214,7 @@ class Pusher:
         else:
             self._target.token_ready[peer][self._token[rows], self._target.rank] += raised
         self.num_pushed += 1
+        self._lane.lap(SpanKind.send, number, -1 if chunk is None else chunk, num_rows)
         if self.num_pushed % 64 == 0:
             self._watch.check_peers()
 
@@ -210,6 +229,7 @@ def reduce_tokens(
     *,
     epoch: int,
     delays: Delays,
+    lane: NoLane,
 ) -> None:
     """Sum every token once its rows are home: FP32, in slot order, one rounding.
 
@@ -218,24 +238,29 @@ def reduce_tokens(
     """
     pending = np.ones(len(topk_idx), bool)
     while pending.any():
-        watch.until(
+        waited = watch.until(
             lambda: bool((_complete(target, home) & pending).any()),
             lambda: _reduce_sentence(target, home, pending, epoch),
         )
+        lane.lap(SpanKind.wait, part=waited)
         tokens = np.flatnonzero(_complete(target, home) & pending)[:_REDUCE_BATCH]
         if len(tokens) == pending.sum():
             pause(delays.last_read_ms)
         rows = target.y[target.rank].reshape(-1, topk_idx.shape[1], out.shape[1])
         out[tokens] = _weighted_sum(rows, tokens, topk_idx, topk_weights)
         pending[tokens] = False
+        lane.lap(SpanKind.reduce, int(tokens[0]), num_rows=len(tokens))
 
 
-def wait_home(target: HomeTarget, home: HomePlan, watch: Watch, *, epoch: int) -> None:
+def wait_home(
+    target: HomeTarget, home: HomePlan, watch: Watch, *, epoch: int, lane: NoLane
+) -> None:
     """Return once every row of this rank's tokens is home."""
-    watch.until(
+    waited = watch.until(
         lambda: bool(_complete(target, home).all()),
         lambda: _reduce_sentence(target, home, ~_complete(target, home), epoch),
     )
+    lane.lap(SpanKind.wait, part=waited)
 
 
 def _complete(target: HomeTarget, home: HomePlan) -> NDArray[np.bool_]:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from tilepipe.host.recorder import NoLane
+from tilepipe.records import SpanKind
 from tilepipe.schedule.plan import RankPlan
 from tilepipe.workload import bf16
 
@@ -33,14 +35,17 @@ class GroupedGemm:
         out: NDArray[np.uint16],  # (rows, N) bf16 bits
         *,
         before_tile: Callable[[int], None] | None = None,
+        after_read: Callable[[int], None] | None = None,
         after_store: Callable[[int, int], None] | None = None,
+        lane: NoLane | None = None,
     ) -> None:
         """Compute every output tile once.
 
-        `before_tile(m_tile)` runs before the first read of an M tile's rows,
-        `after_store(m_tile, n_tile)` after each stored output tile. Fused and unfused callers share
-        tile shape and K order, so their outputs are equal bit for bit.
+        `before_tile(m_tile)` runs before the first read of an M tile's rows, `after_read(m_tile)`
+        after it, `after_store(m_tile, n_tile)` after each stored output tile. Fused and unfused
+        callers share tile shape and K order, so their outputs are equal bit for bit.
         """
+        lane = lane or NoLane()
         staged: dict[int, NDArray[np.float32]] = {}
         last_visit = {int(m): place for place, (m, _) in enumerate(plan.handout)}
         tiles = plan.layout.tiles.tolist()
@@ -50,11 +55,15 @@ class GroupedGemm:
                 if before_tile is not None:
                     before_tile(m_tile)
                 staged[m_tile] = bf16.from_bits(a[first : first + valid])
+                lane.lap(SpanKind.copy, m_tile, num_rows=valid)
+                if after_read is not None:
+                    after_read(m_tile)
             columns = slice(n_tile * self._tile_n, (n_tile + 1) * self._tile_n)
             product = staged[m_tile] @ self._weights[expert][columns].T
             out[first : first + valid, columns] = bf16.to_bits(product)
             if after_store is not None:
                 after_store(m_tile, n_tile)
+            lane.lap(SpanKind.tile, m_tile, n_tile, valid)
             if last_visit[m_tile] == place:
                 del staged[m_tile]
 

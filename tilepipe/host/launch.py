@@ -49,6 +49,7 @@ class TwoThreads:
     def __init__(self, heap: HostHeap) -> None:
         self._heap = heap
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"send-{heap.rank}")
+        self.latest: Stamps  # of the launch that has ended last
 
     def close(self) -> None:
         """End the sending thread; peers may still read this rank's memory."""
@@ -74,9 +75,10 @@ class TwoThreads:
             if cause is error:
                 raise
             raise cause from None
-        return Stamps(
+        self.latest = Stamps(
             start_ns=start_ns, planned_ns=planned_ns, computed_ns=computed_ns, sent_ns=sent_ns
         )
+        return self.latest
 
     def _guarded(self, send: Callable[[], None]) -> int:
         """Send and stamp the end; on failure the computing thread must not wait for the rows."""

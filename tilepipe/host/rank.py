@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilepipe.fabric.host import HeapPlace, HostHeap
-from tilepipe.fabric.watch import THREAD_LOOK_S
 from tilepipe.host.buffers import (
     DispatchTarget,
     HomeTarget,
@@ -25,11 +24,14 @@ from tilepipe.host.buffers import (
 )
 from tilepipe.host.combine import CompletionQueue, Pusher, reduce_tokens, wait_home
 from tilepipe.host.delays import NO_DELAYS, pause
-from tilepipe.host.dispatch import Arrivals, send_rows
+from tilepipe.host.dispatch import Arrivals, EarlyTiles, send_rows
 from tilepipe.host.gemm import GroupedGemm
 from tilepipe.host.launch import Form, Stamps, TwoThreads
 from tilepipe.host.memory import specs_of
 from tilepipe.host.protocol import LaunchGate
+from tilepipe.host.recorder import NO_LANES
+from tilepipe.host.spans import lanes_for, spans_of
+from tilepipe.records import Span, SpanKind
 from tilepipe.schedule.completion import chunk_columns
 from tilepipe.schedule.layout import check_capacity, count_rows
 from tilepipe.schedule.plan import RankPlan, make_rank_plan, plan_home, plan_returns
@@ -74,6 +76,7 @@ class HostRank:
         self._threads = TwoThreads(self.heap)
         self.delays = NO_DELAYS
         self.plan: RankPlan | None = None
+        self._lanes = NO_LANES
 
     def set_routing(
         self,
@@ -106,6 +109,20 @@ class HostRank:
         """Overwrite the rows that combine has brought home to this rank."""
         self._homes[0].y[self.rank][...] = value
 
+    def record(self, launch: Callable[[], object]) -> tuple[Span, ...]:
+        """Run a launch that is stamped, and say what both threads did; its time is no sample.
+
+        A launch of the same routing has gone before.
+        """
+        settings, num_tokens = self.settings, len(self._topk_idx)
+        self._lanes = lanes = lanes_for(self.current_plan, settings, num_tokens=num_tokens)
+        try:
+            launch()
+        finally:
+            self._lanes = NO_LANES
+        plan, stamps = self.current_plan, self._threads.latest
+        return spans_of(lanes, stamps, plan=plan, tickets=self._tickets, settings=settings)
+
     def close(self) -> None:
         """End the sending thread; peers may still read this rank's memory."""
         self._threads.close()
@@ -115,7 +132,7 @@ class HostRank:
     def dispatch(self, x: NDArray[np.uint16]) -> Stamps:
         """Send every row and wait for all that come here."""
         start_ns, plan, arrivals = self._open_dispatch(spare=False)
-        planned_ns = time.monotonic_ns()
+        planned_ns = self._planned_ns()
         sending = self._sending(plan, x, self._targets[0])
         return self._threads.run(start_ns, planned_ns, compute=arrivals.wait_all, send=sending)
 
@@ -136,23 +153,27 @@ class HostRank:
         if form in (Form.gemm_flags, Form.gemm_contended):
             arrivals.preset()
         planned_ns = self._ready_ns(form)
-        early, first_tile = _Early(arrivals, plan), threading.Event()
+        early, first_tile = EarlyTiles(arrivals, plan), threading.Event()
 
         def compute() -> None:
             if form is Form.sequential:
                 arrivals.wait_all()
 
             def before_tile(tile: int) -> None:
-                self._pause_tile(form)
                 if form is not Form.sequential:
                     arrivals.wait_tile(tile)
                 if count_early and form is Form.fused:
                     early.count()
 
-            def after_store(m_tile: int, n_tile: int) -> None:
-                first_tile.set()
-
-            gemm.run(plan, self.recv_x, out, before_tile=before_tile, after_store=after_store)
+            gemm.run(
+                plan,
+                self.recv_x,
+                out,
+                before_tile=before_tile,
+                after_read=lambda _: self._pause_tile(form),
+                after_store=lambda *_: first_tile.set(),
+                lane=self._lanes.computing,
+            )
             first_tile.set()
 
         target = self._targets[1 if contended else 0]
@@ -170,7 +191,8 @@ class HostRank:
         start_ns = time.monotonic_ns()
 
         def compute() -> None:
-            gemm.run(self.current_plan, a, out, before_tile=lambda _: pause(self.delays.gemm_ms))
+            lane, slow = self._lanes.computing, self.delays.gemm_ms
+            gemm.run(self.current_plan, a, out, after_read=lambda _: pause(slow), lane=lane)
 
         return self._threads.run(start_ns, start_ns, compute=compute, send=None)
 
@@ -181,7 +203,7 @@ class HostRank:
     ) -> Stamps:
         """Push every row home and reduce the tokens of this rank as they complete."""
         start_ns, pusher = self._open_combine(y, spare=False)
-        planned_ns = time.monotonic_ns()
+        planned_ns = self._planned_ns()
         return self._threads.run(
             start_ns, planned_ns, compute=self._reducing(out), send=pusher.push_all
         )
@@ -189,7 +211,7 @@ class HostRank:
     def push(self, y: NDArray[np.uint16]) -> Stamps:  # (capacity, home_hidden)
         """Push every row home and wait for all that come here; nothing is reduced."""
         start_ns, pusher = self._open_combine(y, spare=False)
-        planned_ns = time.monotonic_ns()
+        planned_ns = self._planned_ns()
         return self._threads.run(
             start_ns, planned_ns, compute=self._wait_home, send=pusher.push_all
         )
@@ -219,16 +241,20 @@ class HostRank:
         pushed_before_last = 0
 
         def before_tile(tile: int) -> None:
-            self._pause_tile(form)
-            if form in (Form.fused, Form.gemm_publish, Form.gemm_contended):
-                pause(self.delays.publish_ms)
             if form is Form.fused and tile == plan.layout.num_tiles - 1:
                 self._hold_last_tile(pusher)
 
         def compute() -> None:
             nonlocal pushed_before_last
-            after = None if form is Form.sequential else queue.tile_stored
-            gemm.run(plan, a, y, before_tile=before_tile, after_store=after)
+            gemm.run(
+                plan,
+                a,
+                y,
+                before_tile=before_tile,
+                after_read=lambda _: self._pause_tile(form),
+                after_store=None if form is Form.sequential else queue.tile_stored,
+                lane=self._lanes.computing,
+            )
             pushed_before_last = pusher.num_pushed
             computed.set()
             if form is Form.sequential:
@@ -238,12 +264,7 @@ class HostRank:
 
         def send() -> None:
             if form is Form.sequential:
-                self.watch.until(
-                    computed.is_set,
-                    lambda: "role push: the GEMM has not ended",
-                    sleep=lambda _: computed.wait(THREAD_LOOK_S),
-                )
-                pusher.push_all()
+                pusher.push_after(computed)
             else:
                 pusher.push_as_completed(queue)
 
@@ -255,6 +276,8 @@ class HostRank:
 
     def _pause_tile(self, form: Form) -> None:
         pause(self.delays.gemm_ms)
+        if form in (Form.fused, Form.gemm_publish, Form.gemm_contended):
+            pause(self.delays.publish_ms)
         # Fused, communication runs beside the GEMM as well.
         if form in (Form.fused, Form.gemm_contended):
             pause(self.delays.contended_ms)
@@ -273,6 +296,10 @@ class HostRank:
         """
         if form in (Form.gemm_flags, Form.gemm_publish, Form.gemm_contended):
             self.heap.barrier()
+        return self._planned_ns()
+
+    def _planned_ns(self) -> int:
+        self._lanes.computing.lap(SpanKind.plan)
         return time.monotonic_ns()
 
     def _open_dispatch(self, *, spare: bool) -> tuple[int, RankPlan, Arrivals]:
@@ -283,12 +310,20 @@ class HostRank:
         counts = self.gate.exchange(
             self._rows_to, [words for target in targets for words in target.counters()]
         )
+        self._lanes.computing.lap(SpanKind.gate)
         check_capacity(counts, self.settings, self.capacity)
         epoch = self.gate.epoch
         plan = make_rank_plan(self.rank, self._topk_idx, counts, self.settings, epoch=epoch)
-        self.plan = plan
+        self.plan, self._tickets = plan, plan.tickets
         self._sent_idx, self._sent_weights = self._topk_idx, self._topk_weights
-        arrivals = Arrivals(plan, self._targets[0], self.watch, epoch=epoch, delays=self.delays)
+        arrivals = Arrivals(
+            plan,
+            self._targets[0],
+            self.watch,
+            epoch=epoch,
+            delays=self.delays,
+            lane=self._lanes.computing,
+        )
         return start_ns, plan, arrivals
 
     def _open_combine(self, y: NDArray[np.uint16], *, spare: bool) -> tuple[int, Pusher]:
@@ -297,13 +332,14 @@ class HostRank:
         pause(self.delays.entry_ms)
         homes = self._homes if spare else self._homes[:1]
         self.gate.reopen([words for home in homes for words in home.counters()])
+        self._lanes.computing.lap(SpanKind.gate)
         epoch, plan, settings = self.gate.epoch, self.current_plan, self.settings
         row_home = self._targets[0].row_home[self.rank]
         rank, token, _ = unpack_home(row_home[: plan.layout.extent])
         tickets = plan_returns(
             plan.layout, rank.astype(np.int32), token.astype(np.int32), settings, epoch=epoch
         )
-        self._home_plan = plan_home(self._sent_idx, settings)
+        self._tickets, self._home_plan = tickets, plan_home(self._sent_idx, settings)
         pusher = Pusher(
             settings,
             plan,
@@ -316,6 +352,7 @@ class HostRank:
             chunk_columns=chunk_columns(self.settings, self.shape.tile_n, self.shape.home_hidden),
             epoch=epoch,
             delays=self.delays,
+            lane=self._lanes.sender,
         )
         return start_ns, pusher
 
@@ -334,11 +371,13 @@ class HostRank:
             epoch=self.gate.epoch,
             num_experts_per_rank=self.settings.num_experts_per_rank,
             delays=self.delays,
+            lane=self._lanes.sender,
             first_tile_computed=first_tile,
         )
 
     def _wait_home(self) -> None:
-        wait_home(self._homes[0], self._home_plan, self.watch, epoch=self.gate.epoch)
+        home, plan, lane = self._homes[0], self._home_plan, self._lanes.computing
+        wait_home(home, plan, self.watch, epoch=self.gate.epoch, lane=lane)
 
     def _reducing(self, out: NDArray[np.uint16]) -> Callable[[], None]:
         return lambda: reduce_tokens(
@@ -350,17 +389,5 @@ class HostRank:
             self.watch,
             epoch=self.gate.epoch,
             delays=self.delays,
+            lane=self._lanes.computing,
         )
-
-
-class _Early:
-    """Counts M tiles that the GEMM took up before the last row had arrived."""
-
-    def __init__(self, arrivals: Arrivals, plan: RankPlan) -> None:
-        self._arrivals, self._total = arrivals, plan.layout.num_rows
-        self._all_here = False
-        self.num_early = 0
-
-    def count(self) -> None:
-        self._all_here = self._all_here or self._arrivals.num_arrived() >= self._total
-        self.num_early += not self._all_here

@@ -213,8 +213,13 @@ def _one(sweep: _Sweep, point: Point) -> tuple[Outcome, bool]:
         with uninterrupted():
             outcome = replace(outcome, started_utc=started, ended_utc=utc_now())
             write_outcome(folder, outcome, sweep.facts)
+            outcome = _without_spans(outcome)  # stored: a sweep need not keep them all
             sweep.measured.append(outcome)
     return outcome, False
+
+
+def _without_spans(outcome: Outcome) -> Outcome:
+    return replace(outcome, records=tuple(replace(r, spans=()) for r in outcome.records))
 
 
 def _run(sweep: _Sweep, point: Point, folder: Path) -> Outcome:

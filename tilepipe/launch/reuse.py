@@ -11,7 +11,7 @@ from typing import Any
 from tilepipe.config.choices import Resume
 from tilepipe.config.schemas import SWEEP_KEYS
 from tilepipe.records import Outcome, Point, Status
-from tilepipe.results.check import load_point
+from tilepipe.results.check import TIMELINE_FILE, load_point
 from tilepipe.results.store import stored_documents
 
 __all__ = ["in_order", "reusable", "stale_because"]
@@ -24,7 +24,10 @@ def in_order(points: Sequence[Point], *, repetitions: int) -> list[Point]:
     """
     first: dict[tuple[str, str], Point] = {}
     for point in points:
-        first.setdefault((point.name, point.folder), point)
+        key = point.name, point.folder
+        # Equal but for the timeline: the one that records it serves both.
+        if key not in first or (_records(vars(point)) and not _records(vars(first[key]))):
+            first[key] = point
     distinct = list(first.values())
     rounds = []
     for repetition in range(repetitions):
@@ -44,6 +47,12 @@ def reusable(results_dir: Path, point: Point, resume: Resume) -> Outcome | None:
         return None
     if resume is Resume.ok and outcome.status is not Status.ok:
         return None
+    if (
+        _records(vars(point))
+        and outcome.status is Status.ok
+        and not (folder / TIMELINE_FILE).is_file()
+    ):
+        return None
     return outcome
 
 
@@ -62,8 +71,12 @@ def stale_because(results_dir: Path, points: Iterable[Point]) -> list[str]:
 
 def _changes(point: Point, documents: Sequence[Mapping[str, Any]]) -> set[str]:
     alike = [found for found in documents if found.get("config_id") == point.config_id]
-    if any(found.get("build_id") == point.build_id for found in alike):
-        return set()
+    same_build = [found for found in alike if found.get("build_id") == point.build_id]
+    if same_build:
+        bare = any(
+            found.get("status") == Status.ok.name and not _records(found) for found in same_build
+        )
+        return {"no timeline was recorded"} if bare and _records(vars(point)) else set()
     if alike:
         latest = max(alike, key=lambda found: str(found.get("ended_utc")))
         return set(_differences(latest.get("build", {}), point.build))
@@ -74,8 +87,14 @@ def _changes(point: Point, documents: Sequence[Mapping[str, Any]]) -> set[str]:
     return {f"{paths} has other content"} if same and paths else set()
 
 
+def _records(described: Mapping[str, Any]) -> bool:
+    """Whether a point, or the document of one, asks for a timeline."""
+    return bool(described.get("config", {}).get("measure", {}).get("timeline"))
+
+
 def _of_measurement(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key not in SWEEP_KEYS}
+    defining = {key: value for key, value in config.items() if key not in SWEEP_KEYS}
+    return {**defining, "measure": {**config.get("measure", {}), "timeline": None}}
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

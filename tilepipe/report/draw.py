@@ -17,7 +17,15 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from tilepipe.report.shapes import BarFigure, DotFigure, Figure, LineFigure, Value
+from tilepipe.report.shapes import (
+    BarFigure,
+    DotFigure,
+    Figure,
+    LineFigure,
+    TimelineFigure,
+    Value,
+)
+from tilepipe.timeline_figure import timeline_figure
 
 __all__ = ["canvas_of", "svg_of"]
 
@@ -63,12 +71,16 @@ def svg_of(figure: Figure) -> str:
         stream = StringIO()
         # Null metadata leaves the element out: it would hold the date.
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        canvas.savefig(stream, format="svg", metadata=nothing)
+        # The dots per inch are those of launches with too many spans for lines and boxes.
+        canvas.savefig(stream, format="svg", dpi=200, metadata=nothing)
     return _inline(stream.getvalue(), figure)
 
 
 def canvas_of(figure: Figure) -> Canvas:
     """The figure laid out, for drawing or for a look at its texts."""
+    if isinstance(figure, TimelineFigure):
+        with mpl.rc_context({**STYLE, "axes.grid": False}):
+            return timeline_figure(figure.recording, in_a_page=True)
     with mpl.rc_context(STYLE):
         canvas = Canvas(layout="constrained")
         match figure:

@@ -76,6 +76,7 @@ _SPELLED = {
     "repetition": "round {}",
     "num_experts": "{} experts",
     "num_topk": "top-{}",
+    "num_redundant": "{} redundant",
     "l2": "L2 {}",
     "pace_gbps": "paced to {:g} GB/s",
     "pace_latency_ns": "flags {} ns late",

@@ -20,6 +20,7 @@ from tilepipe.report.peers import baseline_figures, peer_figures
 from tilepipe.report.points import Found
 from tilepipe.report.shapes import Figure, Grid
 from tilepipe.report.terms import breakdown_figures
+from tilepipe.report.timelines import timeline_figures
 
 __all__ = ["EXECUTORS", "KINDS", "Kind", "missing_of"]
 
@@ -170,6 +171,14 @@ KINDS = (
         needs=f"two or more laws: {RUN} +experiment=dispatch_gemm routing=uniform,zipf,hot_rank",
     ),
     *_ablation_kinds(),
+    Kind(
+        slug="timeline",
+        title="timeline of a launch",
+        make=timeline_figures,
+        needs=f"a recorded launch: {RUN} +experiment=dispatch_gemm hardware=cpu "
+        "measure.timeline=true",
+        executors=("host",),
+    ),
 )
 _NO_POINTS = {
     "cuda": f"executor cuda: no point ended ok; every figure of it needs {_GPU}: {RUN} "

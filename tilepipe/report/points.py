@@ -6,7 +6,7 @@ one row per term, each with the columns of its point.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,7 @@ class Found:
     faults: tuple[str, ...] = ()  # sentences: what could not be read
     notes: tuple[str, ...] = ()  # sentences: what a reader of the points must know
     num_replaced: int = 0  # points left out: one of the same settings ended later
+    recorded: Mapping[str, StoredPoint] = field(default_factory=dict)  # by folder: has a timeline
 
 
 def find_points(root: Path) -> Found:
@@ -110,6 +111,7 @@ def find_points(root: Path) -> Found:
         # Whoever reads the report knows which folder it is of.
         notes=tuple(note.removeprefix(f"{root}: ") for note in reading.notes),
         num_replaced=len(rows_of) - len(latest),
+        recorded={rows[0]["folder"]: point for point, rows in latest if point.timeline is not None},
     )
 
 

@@ -5,6 +5,8 @@ Knows nothing of matplotlib, HTML or Arrow.
 
 from dataclasses import dataclass
 
+from tilepipe.results.recording import Recording
+
 __all__ = [
     "BarFigure",
     "Bars",
@@ -16,6 +18,7 @@ __all__ = [
     "Level",
     "Line",
     "LineFigure",
+    "TimelineFigure",
     "Value",
 ]
 
@@ -127,4 +130,15 @@ class BarFigure:
     numbers: Grid | None = None
 
 
-Figure = LineFigure | DotFigure | BarFigure
+@dataclass(frozen=True, kw_only=True)
+class TimelineFigure:
+    """One recorded launch: lanes as rows, time to the right."""
+
+    slug: str
+    title: str
+    caption: str
+    recording: Recording
+    numbers: Grid | None = None
+
+
+Figure = LineFigure | DotFigure | BarFigure | TimelineFigure

@@ -16,20 +16,17 @@ import pyarrow.parquet as pq
 from tilepipe.measure.stats import integer_median
 from tilepipe.records import Outcome, Status
 from tilepipe.results.breakdown import terms_error
+from tilepipe.results.columns import allowed_words
 from tilepipe.results.pointfile import document_faults, outcome_of, upgraded
-from tilepipe.results.schema import (
-    BREAKDOWN,
-    POINT_FIGURES,
-    SAMPLES,
-    SCHEMA_VERSION,
-    allowed_words,
-)
+from tilepipe.results.schema import BREAKDOWN, POINT_FIGURES, SAMPLES, SCHEMA_VERSION, TIMELINE
+from tilepipe.results.spans import span_faults
 from tilepipe.results.summary import slowest_rank
 from tilepipe.results.tables import samples_by_rank, stored_terms, summary_table, to_parquet
 from tilepipe.results.versions import filled, of_version, schema_faults, version_of
 
 __all__ = [
     "POINT_FILES",
+    "TIMELINE_FILE",
     "Stored",
     "examine_point",
     "is_set_aside",
@@ -40,6 +37,9 @@ __all__ = [
 ]
 
 POINT_FILES = ("samples.parquet", "breakdown.parquet", "point.json")
+TIMELINE_FILE = "timeline.parquet"
+# What a point folder may hold besides: a recorded launch, and what is drawn from it.
+_MAY_HOLD = (TIMELINE_FILE, "timeline.json", "timeline.svg")
 _SET_ASIDE = re.compile(r"\.\d+$")  # what open_point_folder adds to an older folder's name
 _IDS = ("name", "config_id", "build_id", "repetition", "operation", "executor")
 
@@ -63,6 +63,7 @@ class Stored:
     document: dict[str, Any]  # point.json
     samples: pa.Table  # columns of SAMPLES
     breakdown: pa.Table  # columns of BREAKDOWN
+    timeline: pa.Table | None  # columns of TIMELINE; None where no launch was recorded
 
 
 def point_faults(folder: Path) -> list[str]:
@@ -73,7 +74,8 @@ def point_faults(folder: Path) -> list[str]:
 def load_point(folder: Path) -> tuple[Outcome | None, list[str]]:
     """The stored outcome, None where it cannot be read, and all that is wrong with the folder.
 
-    For those who go on measuring: a point of another version counts as wrong.
+    For those who go on measuring: a point of another version counts as wrong. Spans are checked,
+    not brought along.
     """
     stored, faults = examine_point(folder)
     if stored is None:
@@ -111,7 +113,13 @@ def _examine(folder: Path, *, anywhere: bool) -> tuple[Stored | None, list[str]]
     faults += found
     if document is None or samples is None or breakdown is None:
         return None, faults
-    faults += _identity_faults(document, samples, breakdown)
+    tables = {"samples.parquet": samples, "breakdown.parquet": breakdown}
+    timeline = None
+    if (folder / TIMELINE_FILE).exists():
+        timeline, found = _read_timeline(folder / TIMELINE_FILE, document)
+        faults += found
+        tables |= {} if timeline is None else {TIMELINE_FILE: timeline}
+    faults += _identity_faults(document, tables)
     if not anywhere:
         faults += _place_faults(folder, document)
     outcome = outcome_of(document, samples=samples_by_rank(samples), terms=stored_terms(breakdown))
@@ -124,6 +132,7 @@ def _examine(folder: Path, *, anywhere: bool) -> tuple[Stored | None, list[str]]
         document=document,
         samples=samples,
         breakdown=breakdown,
+        timeline=timeline,
     )
     return stored, faults
 
@@ -164,7 +173,7 @@ def _entry_faults(folder: Path) -> list[str]:
             continue
         if is_temporary(path):
             faults.append(f"{path.name}: half-written file of a run that was cut short")
-        elif path.name not in POINT_FILES:
+        elif path.name not in (*POINT_FILES, *_MAY_HOLD):
             faults.append(f"{path.name}: does not belong into a point folder")
     return faults
 
@@ -191,6 +200,17 @@ def _value_faults(table: pa.Table, schema: pa.Schema) -> list[str]:
     return faults
 
 
+def _read_timeline(path: Path, document: dict[str, Any]) -> tuple[pa.Table | None, list[str]]:
+    table, faults = read_table(path, TIMELINE, want_version=document["schema_version"])
+    if table is None:
+        return None, faults
+    status = document["status"]
+    if status != Status.ok.name:
+        return table, [f"{TIMELINE_FILE}: status {status}, but a timeline is kept"]
+    found = span_faults(table, num_ranks=len(document["ranks"]))
+    return table, [f"{TIMELINE_FILE}: {fault}" for fault in found]
+
+
 def _place_faults(folder: Path, document: dict[str, Any]) -> list[str]:
     faults = []
     named = outcome_of(document, samples={}, terms=()).point.folder
@@ -202,9 +222,9 @@ def _place_faults(folder: Path, document: dict[str, Any]) -> list[str]:
     return faults
 
 
-def _identity_faults(document: dict[str, Any], samples: pa.Table, breakdown: pa.Table) -> list[str]:
+def _identity_faults(document: dict[str, Any], tables: dict[str, pa.Table]) -> list[str]:
     faults = []
-    for file, table in (("samples.parquet", samples), ("breakdown.parquet", breakdown)):
+    for file, table in tables.items():
         for key in _IDS:
             strange = sorted(set(pc.unique(table.column(key)).to_pylist()) - {document[key]})
             if strange:
@@ -212,7 +232,8 @@ def _identity_faults(document: dict[str, Any], samples: pa.Table, breakdown: pa.
     ranks = [entry["rank"] for entry in document["ranks"]]
     if len(set(ranks)) != len(ranks):
         faults.append(f"point.json: ranks are {ranks}, want each once")
-    unknown = sorted(set(pc.unique(samples.column("rank")).to_pylist()) - set(ranks))
+    measured = pc.unique(tables["samples.parquet"].column("rank")).to_pylist()
+    unknown = sorted(set(measured) - set(ranks))
     if unknown:
         faults.append(f"samples.parquet: ranks {unknown} are not in point.json")
     return faults

@@ -90,7 +90,7 @@ def kept(outcome: Outcome) -> Outcome:
         return outcome
     return replace(
         outcome,
-        records=tuple(replace(record, samples=()) for record in outcome.records),
+        records=tuple(replace(record, samples=(), spans=()) for record in outcome.records),
         terms=(),
         figures={key: value for key, value in outcome.figures.items() if key in POINT_FIGURES},
     )

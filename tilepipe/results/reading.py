@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from tilepipe.records import Outcome, Status
 from tilepipe.results.check import POINT_FILES, examine_point, is_set_aside, read_table
-from tilepipe.results.schema import ADDED_IN, BREAKDOWN, SAMPLES, SCHEMA_VERSION, SUMMARY
+from tilepipe.results.schema import ADDED_IN, BREAKDOWN, SAMPLES, SCHEMA_VERSION, SUMMARY, TIMELINE
 from tilepipe.results.store import UNDER_WAY, WRAPPED_FOLDER
 from tilepipe.results.tables import summary_table
 
@@ -34,6 +34,7 @@ class StoredPoint:
     summary: pa.Table  # columns of SUMMARY; one row a contender, or one without where not ok
     breakdown: pa.Table  # columns of BREAKDOWN; no rows where there is none
     samples: pa.Table  # columns of SAMPLES; no rows where not ok
+    timeline: pa.Table | None  # columns of TIMELINE; None where no launch was recorded
 
     @property
     def name(self) -> str:
@@ -73,6 +74,12 @@ class Reading:
     def samples(self) -> pa.Table:
         """Every sample of every point that is ok."""
         return _joined([point.samples for point in self.points], SAMPLES)
+
+    @property
+    def timeline(self) -> pa.Table:
+        """Every span of every launch that was recorded."""
+        recorded = (point.timeline for point in self.points)
+        return _joined([table for table in recorded if table is not None], TIMELINE)
 
 
 def read_results(folder: Path) -> Reading:
@@ -148,6 +155,7 @@ def _read_point(folder: Path, marked: _Marked) -> tuple[StoredPoint | None, list
         ),
         breakdown=stored.breakdown,
         samples=stored.samples,
+        timeline=stored.timeline,
     ), []
 
 

@@ -1,4 +1,4 @@
-"""The three tables of a results folder, column by column, and what each number means.
+"""The four tables of a results folder, column by column, and what each number means.
 
 Knows nothing of how a value is reached, of files or of which point it belongs to.
 
@@ -14,7 +14,8 @@ from enum import Enum
 import pyarrow as pa
 
 from tilepipe.config import choices
-from tilepipe.records import Status
+from tilepipe.records import SpanKind, SpanRole, Status
+from tilepipe.results.spans import SPAN_KINDS
 
 __all__ = [
     "ADDED_IN",
@@ -30,7 +31,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "SUMMARY",
     "TERMS",
-    "allowed_words",
+    "TIMELINE",
 ]
 
 SCHEMA_VERSION = 3
@@ -352,9 +353,42 @@ SUMMARY = _table(
         ),
     ],
 )
-
-
-def allowed_words(field: pa.Field) -> tuple[str, ...]:
-    """The only words that a column may hold; empty where any will do."""
-    words = (field.metadata or {}).get(b"allowed", b"").decode()
-    return tuple(words.split(",")) if words else ()
+# Of the clock that the ranks of a host share.
+_RECORDED = (
+    "one launch from behind the barrier to this rank's last result, of contender fused or of what "
+    "an operation without one has first; recorded after all timed ones, so no sample is stamped"
+)
+TIMELINE = _table(
+    "timeline",
+    [
+        *_IDENTITY,
+        _count("rank", "rank that did it", nullable=False),
+        _word(
+            "lane",
+            "who did it, one thing at a time: a thread on the host; on a GPU the number of an SM, "
+            "then .WARP where warps of an SM work apart",
+            nullable=False,
+        ),
+        _word("role", "what the lane was there for", *_names(SpanRole), nullable=False),
+        _word("kind", _meanings(SPAN_KINDS), *_names(SpanKind), nullable=False),
+        _time("start_ns", "start, on the ranks' common clock", window=_RECORDED, nullable=False),
+        _time("end_ns", "end, on the same clock", window=_RECORDED, nullable=False),
+        _count("expert", "its number in the whole group"),
+        _count("m_tile", "M tile, of the rank that owns the expert"),
+        _count("n_tile", "N tile"),
+        _count("chunk", "N chunk"),
+        _count("peer", "rank that receives"),
+        _count("ticket", "place in the sending order of the rank"),
+        _count("num_rows", "rows that were sent, read or multiplied; tokens that were summed"),
+        _count(
+            "deadline",
+            "where the GEMM of the rank that owns the expert first asks for it: place in hand-out "
+            "order; of a row on its way home: first token of its run",
+        ),
+        _time(
+            "lateness_ns",
+            "of a wait: ready minus first asked for; null where the first look found it ready",
+            window=_RECORDED,
+        ),
+    ],
+)

@@ -17,10 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from tilepipe.records import Outcome, Point
-from tilepipe.results.check import examine_point, is_set_aside, load_point
+from tilepipe.results.check import TIMELINE_FILE, examine_point, is_set_aside, load_point
 from tilepipe.results.files import StoreError, store_error, write_bytes
 from tilepipe.results.pointfile import document_of, kept, to_json
-from tilepipe.results.tables import breakdown_table, samples_table, summary_table, to_parquet
+from tilepipe.results.tables import (
+    breakdown_table,
+    samples_table,
+    summary_table,
+    timeline_table,
+    to_parquet,
+)
 
 __all__ = [
     "REPORT_FOLDER",
@@ -136,14 +142,25 @@ def write_outcome(folder: Path, outcome: Outcome, provenance: Mapping[str, Any])
     contents = {
         "samples.parquet": to_parquet(samples_table(stored)),
         "breakdown.parquet": to_parquet(breakdown_table(stored)),
+        **_timeline_file(stored),
         "point.json": to_json(document_of(stored, provenance)),
     }
     for name, content in contents.items():
         write_bytes(folder / name, content)
 
 
+def _timeline_file(stored: Outcome) -> dict[str, bytes]:
+    """Only where a launch was recorded."""
+    if not any(record.spans for record in stored.records):
+        return {}
+    return {TIMELINE_FILE: to_parquet(timeline_table(stored))}
+
+
 def read_outcome(folder: Path) -> Outcome:
-    """The outcome stored in a sound point folder; ValueError names the first fault of another."""
+    """The outcome stored in a sound point folder, its spans left there.
+
+    ValueError names the first fault of another.
+    """
     outcome, faults = load_point(folder)
     if outcome is None or faults:
         raise ValueError(f"{folder}: {faults[0]}: run the point again with resume=none")

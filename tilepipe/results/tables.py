@@ -5,24 +5,29 @@ type null and drops keys that its first row lacks.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tilepipe.records import BreakdownTerm, Interval, Outcome, Sample
+from tilepipe.records import BreakdownTerm, Interval, Outcome, Sample, Span, SpanKind, SpanRole
 from tilepipe.results.breakdown import breakdown_interval_kind
-from tilepipe.results.schema import BREAKDOWN, SAMPLES, SUMMARY
+from tilepipe.results.schema import BREAKDOWN, SAMPLES, SUMMARY, TIMELINE
 from tilepipe.results.summary import identity, point_keys, slowest_rank, summary_rows
 
 __all__ = [
     "breakdown_table",
     "samples_by_rank",
     "samples_table",
+    "spans_by_rank",
     "stored_terms",
     "summary_table",
+    "timeline_table",
     "to_parquet",
 ]
+
+_SPAN_FIELDS = tuple(field.name for field in fields(Span))
 
 
 def samples_table(outcome: Outcome) -> pa.Table:
@@ -92,6 +97,30 @@ def stored_terms(table: pa.Table) -> tuple[BreakdownTerm, ...]:
         )
         for term, value, low, high in zip(*columns, strict=True)
     )
+
+
+def timeline_table(outcome: Outcome) -> pa.Table:
+    """One row per span, rank by rank and lane by lane, in time order."""
+    rows = [(record.rank, span) for record in outcome.records for span in record.spans]
+    constant = {key: [value] * len(rows) for key, value in identity(outcome.point).items()}
+    columns: dict[str, list[Any]] = {
+        **{name: [getattr(span, name) for _, span in rows] for name in _SPAN_FIELDS},
+        "role": [span.role.name for _, span in rows],
+        "kind": [span.kind.name for _, span in rows],
+        "rank": [rank for rank, _ in rows],
+    }
+    return _table(TIMELINE, {**constant, **columns})
+
+
+def spans_by_rank(table: pa.Table) -> dict[int, tuple[Span, ...]]:
+    """The spans of each rank, in stored order."""
+    columns = [table.column(name).to_pylist() for name in _SPAN_FIELDS]
+    by_rank: dict[int, list[Span]] = {}
+    for rank, *values in zip(table.column("rank").to_pylist(), *columns, strict=True):
+        told = dict(zip(_SPAN_FIELDS, values, strict=True))
+        told |= {"role": SpanRole[told["role"]], "kind": SpanKind[told["kind"]]}
+        by_rank.setdefault(rank, []).append(Span(**told))
+    return {rank: tuple(spans) for rank, spans in sorted(by_rank.items())}
 
 
 def summary_table(outcomes: Iterable[Outcome], *, last_sweep: Container[str]) -> pa.Table:

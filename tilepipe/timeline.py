@@ -1,0 +1,120 @@
+"""Show a recorded launch: `python -m tilepipe.timeline POINT [rank=N] [window_us=A,B] [out=DIR]`.
+
+Knows nothing of how a launch is recorded; see docs/timeline.md for how to read it.
+
+POINT is a point's folder, or an experiment's that holds one point. Writes timeline.json, for
+https://ui.perfetto.dev or chrome://tracing, and timeline.svg into it, or into DIR.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tilepipe.results.files import StoreError, write_bytes
+from tilepipe.results.recording import Recording, point_folder, read_recording
+from tilepipe.results.traceevents import trace_json
+
+__all__ = ["main"]
+
+# Viewers in a browser take it; ten times as much they do not.
+_MAX_JSON_BYTES = 50_000_000
+_KEYS = ("rank", "window_us", "out")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code of the command: 0 written, 1 nothing to show or too much, 2 a wrong word."""
+    parser = argparse.ArgumentParser(prog="python -m tilepipe.timeline", description=__doc__)
+    parser.add_argument("point", metavar="POINT", type=Path, help="folder of the point")
+    parser.add_argument(
+        "words",
+        metavar="KEY=VALUE",
+        nargs="*",
+        help="rank=N: one rank only; window_us=A,B: from A to B only; out=DIR: write there",
+    )
+    typed = parser.parse_args(arguments)
+    try:
+        keys = _keys(typed.words)
+        window_us = _window_us(keys.get("window_us"))
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    try:
+        folder = point_folder(typed.point)
+        recording = read_recording(folder)
+        _show(recording, Path(keys.get("out", folder)), keys.get("rank"), window_us)
+    except (StoreError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _keys(words: Sequence[str]) -> dict[str, str]:
+    keys = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if key not in _KEYS or not equals or not value:
+            raise ValueError(f"{word}: unknown word: type rank=N, window_us=A,B or out=DIR")
+        keys[key] = value
+    return keys
+
+
+def _window_us(text: str | None) -> tuple[float, float] | None:
+    if text is None:
+        return None
+    allowed = "must be two numbers A,B with 0 <= A < B, microseconds since the first rank began"
+    try:
+        start_us, end_us = map(float, text.split(","))
+    except ValueError:
+        raise ValueError(f"window_us={text}: {allowed}") from None
+    if not 0 <= start_us < end_us:
+        raise ValueError(f"window_us={text}: {allowed}")
+    return start_us, end_us
+
+
+def _show(
+    recording: Recording, out: Path, rank: str | None, window_us: tuple[float, float] | None
+) -> None:
+    """Write both files and say where they are."""
+    # Here and not above: only who draws needs matplotlib.
+    from tilepipe.timeline_figure import timeline_figure, to_svg
+
+    ranks = None if rank is None else [_rank(rank, len(recording.spans))]
+    total_us = (recording.end_ns - recording.start_ns) / 1e3
+    if window_us is not None and window_us[0] >= total_us:
+        raise ValueError(
+            f"window_us={window_us[0]:g},{window_us[1]:g}: the launch took {total_us:.0f} us; "
+            "begin before that"
+        )
+    trace = trace_json(recording, ranks=ranks, window_us=window_us)
+    if len(trace) > _MAX_JSON_BYTES:
+        raise ValueError(
+            f"timeline.json would hold {len(trace) / 1e6:.0f} MB, and viewers take "
+            f"{_MAX_JSON_BYTES / 1e6:.0f}: type rank=0, or window_us=0,{total_us / 10:.0f}"
+        )
+    title = f"{recording.point.name} {recording.point.folder}"
+    try:
+        figure = timeline_figure(recording, ranks=ranks, window_us=window_us)
+        picture = to_svg(figure, title=title)
+    except ModuleNotFoundError as error:
+        picture = None
+        print(f"no picture: {error}: pip install 'tilepipe[plot]'", file=sys.stderr)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{out}: {error.strerror}: name another folder with out=") from error
+    write_bytes(out / "timeline.json", trace)
+    print(f"{out / 'timeline.json'}: open it in https://ui.perfetto.dev or chrome://tracing")
+    if picture is not None:
+        write_bytes(out / "timeline.svg", picture)
+        print(out / "timeline.svg")
+
+
+def _rank(text: str, num_ranks: int) -> int:
+    if not text.isdecimal() or int(text) >= num_ranks:
+        raise ValueError(f"rank={text}: must be in 0..{num_ranks - 1}")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
