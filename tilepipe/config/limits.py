@@ -23,7 +23,7 @@ __all__ = [
 MAX_LOOPBACK_RANKS = 8  # they share one GPU
 MAX_NVSHMEM_RANKS = 32  # a lane of a warp watches each rank
 MAX_TOPK = 32  # a lane of a warp holds each slot of a token
-# The plan kernel counts experts warp by warp: 156 bytes of shared memory an expert.
+# The plan kernel counts experts warp by warp: 168 bytes of shared memory an expert.
 MAX_PLANNED_EXPERTS = 1024
 # Of 1 to 20 warps combine spills no register; of 24 and 32 it does (sm_90a, 2026-11).
 MAX_COMBINE_WARPS = 20
