@@ -15,6 +15,7 @@ from tilepipe.kernels.memory import LANES
 from tilepipe.kernels.scan import exclusive_scan, last_at_most
 from tilepipe.kernels.team import all_meet, arrive
 from tilepipe.kernels.tickets import (
+    TICKET_BITS,
     Segments,
     ceil_div,
     piece_row,
@@ -26,10 +27,7 @@ from tilepipe.kernels.tickets import (
 )
 from tilepipe.schedule.settings import TICKET_ROWS
 
-__all__ = ["TICKET_BITS", "Experts", "start_by_token", "start_tickets"]
-
-# Of a word that holds a ticket and its rows, those below the ticket.
-TICKET_BITS = 5
+__all__ = ["Experts", "start_by_token", "start_tickets"]
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,12 @@ row's words at its place.
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64, Uint32
+from cutlass import Boolean, Int32, Int64
 from cutlass.memory import SmemAllocator
 
 from tilepipe.config.choices import Granularity, Layout, Order
 from tilepipe.fabric.table import Slot, Stamp, Word
+from tilepipe.kernels.counting import AHEAD, count_own, gather_counts, groups_of, tokens_of
 from tilepipe.kernels.entries import rank_entry
 from tilepipe.kernels.memory import (
     LANES,
@@ -27,131 +28,20 @@ from tilepipe.kernels.memory import (
     shared_table,
     store_words,
 )
-from tilepipe.kernels.orders import TICKET_BITS, Experts, start_by_token, start_tickets
+from tilepipe.kernels.orders import Experts, start_by_token, start_tickets
 from tilepipe.kernels.plan_constants import PlanConstants
-from tilepipe.kernels.scan import exclusive_scans, last_at_most, sum_of
+from tilepipe.kernels.scan import exclusive_scans
 from tilepipe.kernels.semaphore import Scope, set_relaxed
 from tilepipe.kernels.team import all_meet, arrive, lead, member_of
-from tilepipe.kernels.tickets import ceil_div, cut_segment, piece_row, segment_table
+from tilepipe.kernels.thresholds import write_home_waits, write_waits
+from tilepipe.kernels.tickets import TICKET_BITS, ceil_div, cut_segment, piece_row, segment_table
 from tilepipe.kernels.watchdog import leave_last_stamp, leave_stamp
 from tilepipe.schedule.packed import SLOT_BITS
 from tilepipe.schedule.settings import TICKET_ROWS
 
 __all__ = ["make_plan", "plan_entry"]
 
-# Groups of a warp's width that a warp has under way.
-_AHEAD = 4
 _NUM_SCANS = 5
-
-
-def _tokens_of(member) -> tuple[Int32, Int32]:
-    """First token of a member's stretch, and the one behind its last."""
-    num_tokens = member.at(Slot.words, Int32)[int(Word.num_tokens)]
-    each = ceil_div(num_tokens, member.plan.num_ctas)
-    begin = cutlass.min(member.number * each, num_tokens)
-    return begin, cutlass.min(begin + each, num_tokens)
-
-
-@cute.jit
-def _groups_of(member: cutlass.Constexpr, tokens: cutlass.Constexpr) -> tuple[Int32, Int32, Int32]:
-    """Of this thread: first slot, the slot behind its warp's last, batches of its warp."""
-    plan, lane, warp = member.plan, member.thread % LANES, member.thread // LANES
-    begin, end = tokens[0] * plan.settings.num_topk, tokens[1] * plan.settings.num_topk
-    each = ceil_div(ceil_div(end - begin, LANES), plan.num_warps) * LANES
-    first = begin + warp * each
-    return first + lane, cutlass.min(first + each, end), ceil_div(each, _AHEAD * LANES)
-
-
-def _lanes_below(lane: Int32) -> Uint32:
-    return (Uint32(1) << Uint32(lane)) - Uint32(1)
-
-
-@cute.jit
-def _count_batch(
-    member: cutlass.Constexpr,
-    place: Int32,  # of this lane's first slot
-    end: Int32,
-    tensors: cutlass.Constexpr,  # ids, histogram, ranks, bad place
-):
-    """Count some groups of slots; keep how many of the warp have come before each."""
-    num_experts = member.plan.settings.num_experts
-    lane, warp = member.thread % LANES, member.thread // LANES
-    ids, histogram, ranks, bad = tensors
-    experts, same = [], []
-    for ahead in cutlass.range_constexpr(_AHEAD):
-        expert = Int32(-1)
-        if place + ahead * LANES < end:
-            expert = ids[place + ahead * LANES]
-        experts.append(expert)
-    for ahead in cutlass.range_constexpr(_AHEAD):
-        expert = experts[ahead]
-        if expert < -1 or expert >= num_experts:
-            bad[0] = place + ahead * LANES + 1
-            expert = Int32(-1)
-        experts[ahead] = expert
-        same.append(cute.arch.match_sync(0xFFFFFFFF, expert))
-    for ahead in cutlass.range_constexpr(_AHEAD):
-        expert = experts[ahead]
-        lower = Int32(cute.arch.popc(same[ahead] & _lanes_below(lane)))
-        cell, before = warp * num_experts + expert, Int32(0)
-        if expert >= 0:
-            before = histogram[cell]
-            ranks[place + ahead * LANES] = before + lower
-        cute.arch.sync_warp()
-        if expert >= 0 and lower == 0:
-            histogram[cell] = before + Int32(cute.arch.popc(same[ahead]))
-        cute.arch.sync_warp()
-
-
-@cute.jit
-def _count_own(
-    member: cutlass.Constexpr,
-    tokens: cutlass.Constexpr,
-    histogram: cute.Tensor,  # (warps, num_experts): afterwards rows of lower warps
-    bad: cute.Tensor,  # (1,) of shared memory
-    counts: cute.Tensor,  # (num_ctas, num_experts + 1): rows of every member, bad place last
-    ranks: cute.Tensor,  # (slots,) rows of the warp before each
-):
-    """Count the rows of this member's tokens, warp by warp and in all."""
-    plan, thread = member.plan, member.thread
-    num_experts = plan.settings.num_experts
-    for i in cutlass.range(thread, plan.num_warps * num_experts, plan.num_threads, unroll=1):
-        histogram[i] = Int32(0)
-    if thread == 0:
-        bad[0] = Int32(0)
-    cute.arch.sync_threads()
-    ids = member.at(Slot.topk_idx, Int32)
-    place, end, num_batches = _groups_of(member, tokens)
-    for batch in cutlass.range(num_batches, unroll=1):
-        _count_batch(member, place + batch * (_AHEAD * LANES), end, (ids, histogram, ranks, bad))
-    cute.arch.sync_threads()
-    own = member.number * (num_experts + 1)
-    for expert in cutlass.range(thread, num_experts, plan.num_threads, unroll=1):
-        rows = Int32(0)
-        for warp in cutlass.range_constexpr(plan.num_warps):
-            here = histogram[warp * num_experts + expert]
-            histogram[warp * num_experts + expert] = rows
-            rows += here
-        counts[own + expert] = rows
-    if thread == 0:
-        counts[own + num_experts] = bad[0]
-
-
-@cute.jit
-def _gather_counts(member: cutlass.Constexpr, counts: cute.Tensor):
-    """Add up what the members have counted, where the gate sends it from."""
-    plan, num_experts = member.plan, member.plan.settings.num_experts
-    rows_to, words = member.at(Slot.rows_to, Int32), member.at(Slot.words, Int32)
-    for expert in cutlass.range(member.thread, num_experts + 1, plan.num_threads, unroll=1):
-        rows, most = Int32(0), Int32(0)
-        for other in cutlass.range_constexpr(plan.num_ctas):
-            found = counts[other * (num_experts + 1) + expert]
-            rows += found
-            most = cutlass.max(most, found)
-        if expert < num_experts:
-            rows_to[expert] = rows
-        else:
-            words[int(Word.bad_expert)] = most
 
 
 @cute.jit
@@ -249,8 +139,8 @@ def _walk_batch(
     """Every row of some groups of slots finds its ticket, and its place in the sending order."""
     settings, ids, histogram, ranks, told = member.plan.settings, *tensors
     num_experts, warp = settings.num_experts, member.thread // LANES
-    found, within = [], []
-    for ahead in cutlass.range_constexpr(_AHEAD):
+    found, within, positions = [], [], []
+    for ahead in cutlass.range_constexpr(AHEAD):
         expert, rank_in_warp = Int32(-1), Int32(0)
         if place + ahead * LANES < end:
             expert = ids[place + ahead * LANES]
@@ -259,17 +149,39 @@ def _walk_batch(
             expert = Int32(-1)
         found.append(expert)
         within.append(rank_in_warp)
-    for ahead in cutlass.range_constexpr(_AHEAD):
+    for ahead in cutlass.range_constexpr(AHEAD):
+        # No branch but around the loads of all groups, which so are under way at once.
+        expert = cutlass.max(found[ahead], 0)
+        within[ahead] += histogram[warp * num_experts + expert] + experts.earlier[expert]
+        if cutlass.const_expr(writing):
+            is_row = found[ahead] >= 0
+            positions.append(_position_of(is_row, expert, within[ahead], experts, told, settings))
+    for ahead in cutlass.range_constexpr(AHEAD):
         expert, slot = found[ahead], place + ahead * LANES
-        if expert >= 0:
-            row = within[ahead] + histogram[warp * num_experts + expert] + experts.earlier[expert]
-            if cutlass.const_expr(writing):
-                _write_row(member, slot, expert, row, experts, told)
-            else:
-                _tell_first(member, slot, expert, row, experts, told)
-        elif cutlass.const_expr(not writing):
-            if slot < end:
-                told[slot] = Int32(0)
+        if cutlass.const_expr(writing):
+            if expert >= 0:
+                _write_row(member, slot, expert, within[ahead], positions[ahead], experts)
+        elif slot < end:
+            _tell_first(member, slot, expert, within[ahead], experts, told)
+
+
+@cute.jit
+def _position_of(
+    is_row: Boolean,  # else nothing may be read for it
+    expert: Int32,
+    within: Int32,  # row of this rank's to the expert
+    experts: cutlass.Constexpr,
+    starts: cute.Tensor,
+    settings: cutlass.Constexpr,
+) -> Int32:
+    """Place of a row in the sending order."""
+    if cutlass.const_expr(settings.order is Order.expert):
+        return experts.sent[expert] + within
+    ticket, offset = _slot_of_ticket(within, expert, experts, settings.tile_m)
+    start = Int32(0)
+    if is_row:
+        start = starts[ticket]
+    return start + offset
 
 
 @cute.jit
@@ -277,17 +189,12 @@ def _write_row(
     member: cutlass.Constexpr,
     slot: Int32,
     expert: Int32,
-    within: Int32,  # row of this rank's to the expert
+    within: Int32,
+    position: Int32,
     experts: cutlass.Constexpr,
-    starts: cute.Tensor,
 ):
     settings, num_topk = member.plan.settings, member.plan.settings.num_topk
     local, tile_m = settings.num_experts_per_rank, settings.tile_m
-    if cutlass.const_expr(settings.order is Order.expert):
-        position = experts.sent[expert] + within
-    else:
-        ticket, offset = _slot_of_ticket(within, expert, experts, tile_m)
-        position = starts[ticket] + offset
     row = experts.landing[expert] + within
     if cutlass.const_expr(settings.granularity is Granularity.expert):
         counter = expert % local
@@ -306,71 +213,18 @@ def _write_row(
 def _tell_first(
     member: cutlass.Constexpr,
     slot: Int32,
-    expert: Int32,
+    expert: Int32,  # -1: none
     within: Int32,
     experts: cutlass.Constexpr,
     firsts: cute.Tensor,
 ):
     tile_m, told = member.plan.settings.tile_m, Int32(0)
-    ticket, offset = _slot_of_ticket(within, expert, experts, tile_m)
-    if offset == 0:
-        _, row, end = piece_row(expert, ticket - experts.tickets[expert], experts, tile_m)
-        told = ticket << TICKET_BITS | (end - row)
+    if expert >= 0:
+        ticket, offset = _slot_of_ticket(within, expert, experts, tile_m)
+        if offset == 0:
+            _, row, end = piece_row(expert, ticket - experts.tickets[expert], experts, tile_m)
+            told = ticket << TICKET_BITS | (end - row)
     firsts[slot] = told
-
-
-@cute.jit
-def _write_waits(member: cutlass.Constexpr, experts: cutlass.Constexpr):
-    """Tiles of this rank, and what its consumer waits for; a share of each member."""
-    settings, plan = member.plan.settings, member.plan
-    local, tile_m, rank = settings.num_experts_per_rank, settings.tile_m, member.rank
-    words, tile_rows = member.at(Slot.words, Int32), member.at(Slot.tiles, Int32)
-    expected = member.at(Slot.ready_expected, Int32)
-    of_rank = member.at(Slot.rank_expected, Int32)
-    tiles, rows, total, sent = experts.tiles, experts.rows, experts.total, experts.sent
-    first = rank * local
-    num_tiles = tiles[first + local] - tiles[first]
-    per_expert = settings.granularity is Granularity.expert
-    for tile in cutlass.range(member.first, num_tiles, member.step, unroll=1):
-        expert = last_at_most(tiles, first, local, tiles[first] + tile)
-        done = (tiles[first] + tile - tiles[expert]) * tile_m
-        valid = cutlass.min(total[expert] - done, tile_m)
-        tile_rows[2 * tile] = rows[expert] - rows[first] + done
-        tile_rows[2 * tile + 1] = valid
-        if cutlass.const_expr(not per_expert):
-            expected[tile] = valid
-    if cutlass.const_expr(per_expert):
-        for i in cutlass.range(member.first, local, member.step, unroll=1):
-            expected[i] = total[first + i]
-    if member.number == 0:
-        for peer in cutlass.range(member.thread, settings.num_ranks, plan.num_threads, unroll=1):
-            owed = sent[(peer + 1) * local] - sent[peer * local]
-            of_rank[peer] = owed * settings.num_chunks
-        if member.thread < LANES:
-            received = sum_of(total, first, first + local, member.thread)
-            if member.thread == 0:
-                words[int(Word.num_sends)] = sent[settings.num_experts]
-                words[int(Word.num_tiles)] = num_tiles
-                words[int(Word.num_counters)] = Int32(local) if per_expert else num_tiles
-                words[int(Word.num_returns)] = received
-
-
-@cute.jit
-def _write_home_waits(member: cutlass.Constexpr):
-    """What home waits for, token by token; not by the leader, which has the gate to pass."""
-    plan, settings = member.plan, member.plan.settings
-    num_topk, threads = settings.num_topk, plan.num_threads
-    ids, at_home = member.at(Slot.topk_idx, Int32), member.at(Slot.token_expected, Int32)
-    free = max(plan.num_ctas - 1, 1)
-    if member.number > 0 or cutlass.const_expr(plan.num_ctas == 1):
-        begin = cutlass.max(member.number - 1, 0) * threads + member.thread
-        num_tokens = member.at(Slot.words, Int32)[int(Word.num_tokens)]
-        for token in cutlass.range(begin, num_tokens, free * threads, unroll=1):
-            kept = Int32(0)
-            for slot in cutlass.range_constexpr(num_topk):
-                if ids[token * num_topk + slot] >= 0:
-                    kept += settings.num_chunks
-            at_home[token] = kept
 
 
 @cute.jit
@@ -384,11 +238,11 @@ def _walk(
 ):
     ranks = member.part(member.plan.plan_parts, "ranks")
     ids = member.at(Slot.topk_idx, Int32)
-    place, end, num_batches = _groups_of(member, tokens)
+    place, end, num_batches = groups_of(member, tokens)
     for batch in cutlass.range(num_batches, unroll=1):
         _walk_batch(
             member,
-            place + batch * (_AHEAD * LANES),
+            place + batch * (AHEAD * LANES),
             end,
             experts,
             (ids, histogram, ranks, told),
@@ -419,7 +273,7 @@ def _write_plan(
     if alive:
         if cutlass.const_expr(order is not Order.expert):
             arrive(member, number)
-        _write_waits(member, experts)
+        write_waits(member, experts)
         if cutlass.const_expr(order is not Order.expert):
             alive = all_meet(member, number)
         if alive:
@@ -443,13 +297,13 @@ def make_plan(member: cutlass.Constexpr, memory: cutlass.Constexpr):
     )
     experts = Experts(*segment_table(memory, settings.num_experts, 10))
     counts = member.part(plan.plan_parts, "counts")
-    tokens = _tokens_of(member)
-    _count_own(member, tokens, histogram, bad, counts, member.part(plan.plan_parts, "ranks"))
+    tokens = tokens_of(member)
+    count_own(member, tokens, histogram, bad, counts, member.part(plan.plan_parts, "ranks"))
     member.stamp(Stamp.plan_counted)
     if member.number > 0:
         arrive(member, 1)
-    _write_home_waits(member)
-    if lead(member, lambda: _gather_counts(member, counts), True):
+    write_home_waits(member)
+    if lead(member, lambda: gather_counts(member, counts), True):
         member.stamp(Stamp.plan_opened)
         _lay_out(member, experts, counts, sums)
         member.stamp(Stamp.plan_laid_out)

@@ -24,6 +24,7 @@ from tilepipe.kernels.plan_constants import PlanConstants
 from tilepipe.kernels.scan import exclusive_scan, exclusive_scans
 from tilepipe.kernels.team import all_meet, arrive, lead, member_of
 from tilepipe.kernels.tickets import (
+    TICKET_BITS,
     Segments,
     ceil_div,
     cut_segment,
@@ -41,8 +42,6 @@ from tilepipe.schedule.settings import TICKET_ROWS
 
 __all__ = ["plan_returns", "returns_entry"]
 
-# Of a word that holds a ticket and its rows, those below the ticket.
-_TICKET_BITS = 5
 _NUM_SCANS = 3
 
 
@@ -307,7 +306,7 @@ def _bin_tickets(member: cutlass.Constexpr, pairs: cutlass.Constexpr, sums: cute
         for ticket in cutlass.range(member.first, num_tickets, member.step, unroll=1):
             _, _, _, num_rows = ticket_of(ticket, pairs, plan)
             place = bins[tokens[ticket]] + turns[ticket]
-            members[place] = ticket << _TICKET_BITS | num_rows
+            members[place] = ticket << TICKET_BITS | num_rows
         arrive(member, 5)
         alive = all_meet(member, 5)
     return alive
@@ -329,8 +328,8 @@ def _write_by_token(member: cutlass.Constexpr, pairs: cutlass.Constexpr):
             token = tokens[ticket]
             start = bin_rows[token]
             for i in cutlass.range(bins[token], bins[token + 1], unroll=1):
-                if members[i] >> _TICKET_BITS < ticket:
-                    start += members[i] % (1 << _TICKET_BITS)
+                if members[i] >> TICKET_BITS < ticket:
+                    start += members[i] % (1 << TICKET_BITS)
         _write_ticket_rows(member, first, num_rows, start)
 
 

@@ -16,6 +16,7 @@ from tilepipe.kernels.scan import last_at_most
 from tilepipe.schedule.settings import TICKET_ROWS
 
 __all__ = [
+    "TICKET_BITS",
     "Segments",
     "ceil_div",
     "cut_segment",
@@ -30,6 +31,9 @@ __all__ = [
     "ticket_of",
     "turn_of",
 ]
+
+# Of a word that holds a ticket and its rows, those below the ticket.
+TICKET_BITS = TICKET_ROWS.bit_length()
 
 
 @dataclass(frozen=True)
