@@ -43,7 +43,9 @@ from tilepipe.schedule.packed import SLOT_BITS
 # As conf/kernel/ has them.
 BACKENDS = {
     Copy.simt: Knobs(num_ctas=1),
-    Copy.tma: Knobs(num_ctas=1, copy=Copy.tma, num_warps=4, num_stages=3),
+    Copy.tma: Knobs(
+        num_ctas=1, copy=Copy.tma, num_warps=8, num_stages=4, stage_bytes=7_168, flag_batch=8
+    ),
 }
 CTAS = (4, 8, 12, 16, 24, 36, 48)
 NUM_ITERS = 30

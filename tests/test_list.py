@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tilepipe.config.register import CONF_DIR
@@ -17,6 +18,7 @@ GROUPS = {
     "kernels": "kernel",
     "workloads": "workload",
     "routings": "routing",
+    "placements": "placement",
     "hardware": "hardware",
 }
 
@@ -83,7 +85,8 @@ def test_without_a_word_all_kinds_are_listed(capsys):
     for kind in GROUPS:
         for line in listed(capsys, kind):
             assert line in lines
-    assert lines[-1] == "  python -m tilepipe.list columns"
+    assert "  python -m tilepipe.list columns" in lines
+    assert lines[-1] == "  python -m tilepipe.list routing FILE num_ranks=8"
 
 
 def test_every_column_is_listed_with_unit_and_meaning(capsys):
@@ -150,8 +153,8 @@ def test_hydra_takes_our_option_where_a_users_file_has_its_name(own_dir):
     [
         (
             ["recipes"],
-            "kind=recipes: must be one of experiments, kernels, workloads, routings, hardware, "
-            "columns; type none to list all",
+            "kind=recipes: must be one of experiments, kernels, workloads, routings, placements, "
+            "hardware, columns, routing; type none to list all",
         ),
         (
             ["--config-dir", "nowhere"],
@@ -160,7 +163,7 @@ def test_hydra_takes_our_option_where_a_users_file_has_its_name(own_dir):
         (
             ["kernels", "--config-dir", "."],
             "--config-dir=.: holds none of the folders experiment, kernel, workload, routing, "
-            "hardware: put option files into one of them",
+            "placement, hardware: put option files into one of them",
         ),
     ],
 )
@@ -171,6 +174,44 @@ def test_a_wrong_word_is_one_sentence_and_code_2(words, sentence, tmp_path, monk
 
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", f"{sentence}\n")
+
+
+def test_a_recording_is_listed_with_its_imbalance(tmp_path, capsys):
+    path = tmp_path / "trace.npy"
+    np.save(path, [[0, 1], [0, 2], [0, 3], [2, 3]])
+
+    lines = listed(capsys, "routing", str(path), "num_ranks=2", "num_experts=4")
+
+    assert lines[:2] == [str(path), "  format    NumPy array"]
+    assert lines[7].split()[:7] == ["-", "4", "2", "no", "4", "1.50", "1.00"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "kind=routing: needs a file; type python -m tilepipe.list routing FILE"),
+        (["nowhere.npy"], "routing.path=nowhere.npy: no such file; type routing.path=FILE"),
+        (
+            ["f", "ranks=4"],
+            "ranks=4: unknown word; type num_ranks, num_experts, layer, num_topk, num_layers with "
+            "=N, or law=counts",
+        ),
+        (["f", "num_ranks=0"], "num_ranks=0: must be a whole number of 1 or more"),
+        (["f", "layer=x"], "layer=x: must be a whole number of 0 or more"),
+    ],
+)
+def test_a_wrong_word_about_a_recording_is_one_sentence(words, sentence, capsys):
+    assert main(["routing", *words]) == 2
+
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", f"{sentence}\n")
+
+
+def test_other_kinds_take_no_more_words(capsys):
+    assert main(["kernels", "layer=3"]) == 2
+
+    told = "layer=3: only kind routing takes more words; leave it out\n"
+    assert capsys.readouterr().err == told
 
 
 @pytest.mark.parametrize("words", [[], ["columns"]])

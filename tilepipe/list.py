@@ -1,7 +1,7 @@
 """List what can be typed and what is stored: `python -m tilepipe.list [KIND]`.
 
-Knows nothing of composing: it reads the comments at the head of option files, and the metadata of
-the tables' columns.
+Knows nothing of composing: it reads the comments at the head of option files, the metadata of the
+tables' columns, and recordings of routing.
 """
 
 import argparse
@@ -23,10 +23,14 @@ _GROUPS = {
     "kernels": "kernel",
     "workloads": "workload",
     "routings": "routing",
+    "placements": "placement",
     "hardware": "hardware",
 }
 _COLUMNS = "columns"
-_KINDS = (*_GROUPS, _COLUMNS)
+# Followed by a file, and words of _ROUTING_WORDS.
+_ROUTING = "routing"
+_KINDS = (*_GROUPS, _COLUMNS, _ROUTING)
+_ROUTING_WORDS = ("num_ranks", "num_experts", "layer", "num_topk", "num_layers")
 # The one option without a file: config/register.py computes it.
 _AUTO = "The largest of these that this machine is; cpu where there is no GPU."
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
@@ -49,11 +53,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kinds = ", ".join(_KINDS)
     parser.add_argument("kind", nargs="?", metavar="KIND", help=f"one of {kinds}; none: all")
     parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="WORD",
+        help=f"after routing: FILE, then {'=N, '.join(_ROUTING_WORDS)}=N, law=counts",
+    )
+    parser.add_argument(
         "--config-dir", metavar="DIR", type=Path, help="folder of your own, as for tilepipe.run"
     )
     typed = parser.parse_args(arguments)
     try:
-        print("\n".join(_listing(typed.kind, typed.config_dir)), flush=True)
+        if typed.kind == _ROUTING:
+            lines = _routing_lines(typed.words)
+        elif typed.words:
+            raise ValueError(
+                f"{typed.words[0]}: only kind {_ROUTING} takes more words; leave it out"
+            )
+        else:
+            lines = _listing(typed.kind, typed.config_dir)
+        print("\n".join(lines), flush=True)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
@@ -110,7 +128,14 @@ def _listing(kind: str | None, config_dir: Path | None) -> list[str]:
     lines = []
     for each, group in _GROUPS.items():
         lines += [f"{each}: {_typed(group)}", *_option_lines(options(group, config_dir)), ""]
-    return [*lines, f"{_COLUMNS}: of the result tables", "  python -m tilepipe.list columns"]
+    return [
+        *lines,
+        f"{_COLUMNS}: of the result tables",
+        "  python -m tilepipe.list columns",
+        "",
+        f"{_ROUTING}: what a recording holds, and how its load would lie on ranks",
+        "  python -m tilepipe.list routing FILE num_ranks=8",
+    ]
 
 
 def _typed(group: str) -> str:
@@ -167,6 +192,46 @@ def _column_lines() -> list[str]:
             lines.append(f"  {field.name:<{width}}  {unit:<15} {told['meaning']}")
         lines.append("")
     return lines[:-1]
+
+
+def _routing_lines(words: Sequence[str]) -> list[str]:
+    """What a recording holds; raises ValueError for what was mistyped or is no recording."""
+    # Here and not above: NumPy takes as long to load as all the rest.
+    from tilepipe.workload.trace import Selection, sheet, survey
+
+    if not words:
+        raise ValueError("kind=routing: needs a file; type python -m tilepipe.list routing FILE")
+    numbers, as_counts = _numbers(words[1:])
+    selection = Selection(
+        layer=numbers.get("layer"),
+        num_topk=numbers.get("num_topk"),
+        num_layers=numbers.get("num_layers"),
+    )
+    found = survey(
+        words[0],
+        num_ranks=numbers.get("num_ranks"),
+        num_experts=numbers.get("num_experts"),
+        selection=selection,
+        as_counts=as_counts,
+    )
+    return [words[0], *sheet(found)]
+
+
+def _numbers(words: Sequence[str]) -> tuple[dict[str, int], bool]:
+    numbers, as_counts = {}, False
+    for word in words:
+        key, _, value = word.partition("=")
+        least = 0 if key == "layer" else 1
+        if word == "law=counts":
+            as_counts = True
+        elif key not in _ROUTING_WORDS:
+            known = ", ".join(_ROUTING_WORDS)
+            raise ValueError(f"{word}: unknown word; type {known} with =N, or law=counts")
+        elif not value.isdecimal() or int(value) < least:
+            raise ValueError(f"{word}: must be a whole number of {least} or more")
+        else:
+            numbers[key] = int(value)
+    return numbers, as_counts
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from tilepipe.results.check import (
     read_table,
 )
 from tilepipe.results.schema import SCHEMA_VERSION, SUMMARY
-from tilepipe.results.store import UNDER_WAY, WRAPPED_FOLDER
+from tilepipe.results.store import REPORT_FOLDER, UNDER_WAY, WRAPPED_FOLDER
 from tilepipe.results.summary import summary_rows
 from tilepipe.results.versions import of_version
 
@@ -86,6 +86,8 @@ def _walk(folder: Path, root: Path, report: Report) -> None:
         where = path.relative_to(root)
         if path.name == WRAPPED_FOLDER and path.parent == root:
             continue  # what tools wrote: no measurements
+        if path.name == REPORT_FOLDER and (path / "report.md").is_file():
+            continue  # made of the points that are checked here
         if path.is_symlink() or not path.is_dir():
             _check_file(path, where, report)
         elif path.suffix == UNDER_WAY:

@@ -32,20 +32,36 @@ def test_names_and_limits_do_not_change_the_config_id(word, container):
         "measure.l2=warm",
         "measure.regime=chained",
         "routing.seed=1",
+        "placement=round_robin",
     ],
 )
 def test_what_defines_a_measurement_changes_the_config_id(word, container):
     assert identity.config_id(container(word)) != identity.config_id(container())
 
 
-def test_a_trace_is_known_by_its_content(container, tmp_path):
+@pytest.mark.parametrize("law", ["trace", "counts"])
+def test_a_recording_is_known_by_its_content(container, tmp_path, law):
     first, same, other = (tmp_path / name for name in ("first.npy", "same.npy", "other.npy"))
     first.write_bytes(b"abc")
     shutil.copy(first, same)
     other.write_bytes(b"abd")
 
     ids = [
-        identity.config_id(container("routing=trace", f"routing.path={path}"))
+        identity.config_id(container(f"routing={law}", f"routing.path={path}"))
+        for path in (first, same, other)
+    ]
+
+    assert ids[0] == ids[1] != ids[2]
+
+
+def test_a_map_of_experts_is_known_by_its_content(container, tmp_path):
+    first, same, other = (tmp_path / name for name in ("first.json", "same.json", "other.json"))
+    first.write_text("[0, 1]")
+    shutil.copy(first, same)
+    other.write_text("[1, 0]")
+
+    ids = [
+        identity.config_id(container("placement=file", f"placement.path={path}"))
         for path in (first, same, other)
     ]
 

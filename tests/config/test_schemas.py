@@ -45,6 +45,23 @@ REFUSED = [
         "routing.hot_share=0.0: must be above 0 and at most 1",
     ),
     ("routing=trace", "routing=trace needs routing.path=FILE"),
+    ("routing=counts", "routing=counts needs routing.path=FILE"),
+    (
+        "routing=trace routing.path=F routing.first_token=-1",
+        "routing.first_token=-1: must be 0 or more",
+    ),
+    (
+        "routing=trace routing.path=F routing.max_tokens=0",
+        "routing.max_tokens=0: must be 1 or more, or null",
+    ),
+    (
+        "routing=trace routing.path=F routing.num_layers=0",
+        "routing.num_layers=0: must be 1 or more, or null",
+    ),
+    (
+        "routing=counts routing.path=F routing.layer=-1",
+        "routing.layer=-1: must be 0 or more, or null",
+    ),
     ("operation=combine", "operation=combine: differs from kernel.operation=dispatch_gemm"),
     ("kernel.operation=combine", "differs from kernel.operation=combine; type kernel=OPERATION"),
     ("routing.law=zipf", "routing.exponent: missing; ZipfRouting has law, seed, exponent"),
@@ -166,11 +183,11 @@ REFUSED = [
     ),
     (
         "hardware=h200_x1 kernel=dispatch kernel.copy=tma kernel.flag_batch=17",
-        "kernel.flag_batch=17: warps with kernel.num_stages=3 remember 16 rows; use at most 16",
+        "kernel.flag_batch=17: warps with kernel.num_stages=4 remember 15 rows; use at most 15",
     ),
     (
         "hardware=h200_x1 kernel=combine kernel.copy=tma kernel.num_stages=5 workload=deepseek_v3",
-        "kernel.num_stages=5: 4 warps x that many stages of 14336 bytes need 286720 bytes of "
+        "kernel.num_stages=5: 8 warps x that many stages of 7168 bytes need 286720 bytes of "
         "shared memory, and an SM has 232448; lower it, kernel.stage_bytes or "
         "kernel.num_comm_warps",
     ),
@@ -185,6 +202,45 @@ REFUSED = [
         "kernel.planner=numpy",
     ),
     ("launch.fabric=nvshmem", "launch.fabric=nvshmem: hardware=cpu has no GPU; use host"),
+    ("placement=file placement.path=", "placement.path=: placement=file needs placement.path=FILE"),
+    (
+        "placement=file placement.path=f placement.layer=-1",
+        "placement.layer=-1: must be 0 or more, or null",
+    ),
+    (
+        "placement=balanced placement.num_redundant=-4",
+        "placement.num_redundant=-4: must be 0 or more",
+    ),
+    (
+        "placement=balanced placement.num_redundant=3",
+        "placement.num_redundant=3: with workload.num_experts=8 it is no multiple of "
+        "launch.num_ranks=4; use 0, 4 and so on",
+    ),
+    (
+        "placement=balanced workload.num_experts=9 placement.num_redundant=4",
+        "placement.num_redundant=4: with workload.num_experts=9 it is no multiple of "
+        "launch.num_ranks=4; use 3, 7 and so on",
+    ),
+    (
+        "placement=balanced placement.num_redundant=36",
+        "placement.num_redundant=36: must be at most workload.num_experts x launch.num_ranks = 32",
+    ),
+    (
+        "placement=round_robin workload.num_experts=9",
+        "workload.num_experts=9: must be a multiple of launch.num_ranks=4",
+    ),
+    (
+        "placement=file placement.path=f routing=hot_rank workload.num_experts=9",
+        "workload.num_experts=9: must be a multiple of launch.num_ranks=4",
+    ),
+    (
+        "placement=balanced routing=all_local",
+        "placement=balanced: routing=all_local knows where experts live by placement=contiguous",
+    ),
+    (
+        "placement=round_robin routing=all_remote",
+        "placement=round_robin: routing=all_remote knows where experts live by placement=contigu",
+    ),
     ("hardware=h200_x2 launch.fabric=host", "launch.fabric=host: hardware=h200_x2 has GPUs"),
 ]
 
@@ -218,13 +274,28 @@ def test_rebuilding_keeps_every_value_and_changes_nothing_it_was_given(container
     assert config.kernel == DispatchGemmKernel(
         copy=Copy.tma,
         num_comm_ctas=12,
-        num_comm_warps=4,
-        num_stages=3,
-        stage_bytes=14_336,
-        flag_batch=4,
+        num_comm_warps=8,
+        num_stages=4,
+        stage_bytes=7_168,
+        flag_batch=8,
     )
     assert config.routing.hot_share == 0.5
     assert config.hardware.link_gbps == 450.0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "placement=file placement.path=f workload.num_experts=9",  # its map may leave gaps
+        "placement=file placement.path=f placement.layer=0 placement.replica=local",
+        "placement=balanced workload.num_experts=9 placement.num_redundant=3",
+        "placement=balanced launch.num_ranks=1",
+        "placement=balanced placement.num_redundant=32 routing=hot_rank",
+        "placement=round_robin routing=one_rank",
+    ],
+)
+def test_placements_that_fit_are_accepted(words, container):
+    check_config(config_from_dict(container("hardware=cpu", *words.split())))
 
 
 ACCEPTED = [
@@ -234,8 +305,9 @@ ACCEPTED = [
     "measure.num_iters=200",  # as many as measure.max_iters
     "kernel=dispatch kernel.num_comm_warps=32 kernel.num_loads=16 kernel.flag_batch=32",
     "kernel.copy=tma kernel.num_loads=null",
-    "kernel.copy=tma kernel.num_comm_warps=1 kernel.num_stages=14",
-    "kernel.copy=tma kernel.num_comm_warps=16 kernel.num_stages=14 kernel.stage_bytes=512",
+    "kernel.copy=tma kernel.num_comm_warps=1 kernel.num_stages=14 kernel.flag_batch=5",
+    "kernel.copy=tma kernel.num_comm_warps=16 kernel.num_stages=14 kernel.stage_bytes=512 "
+    "kernel.flag_batch=4",
     "kernel.planner=device workload.num_experts=1024",
     "launch.wrap=inline launch.num_ranks=8",  # ranks that share a GPU share a process
     "kernel=grouped_gemm",

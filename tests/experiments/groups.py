@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from tests.host.ranks import Failed, run_ranks
-from tilepipe.config import schemas
+from tilepipe.config import placements, schemas
 from tilepipe.config.choices import Fabric, Operation, Resume
 from tilepipe.config.schemas import Config
 from tilepipe.experiments import entry, setting
@@ -34,6 +34,7 @@ def make_config(
     num_warmups: int = 0,
     num_iters: int = 1,
     watchdog_ms: int = 20_000,
+    placement: placements.Placement | None = None,
     **kernel: Any,
 ) -> Config:
     """A configuration whose routing is given, not drawn; see `measure_group`."""
@@ -69,6 +70,7 @@ def make_config(
             num_topk=routing.topk_idx[0].shape[1],
         ),
         routing=schemas.UniformRouting(),
+        placement=placement or placements.ContiguousPlacement(),
         measure=schemas.Measure(num_warmups=num_warmups, num_iters=num_iters),
         launch=schemas.Launch(
             num_ranks=num_ranks, fabric=Fabric.host, watchdog_ms=watchdog_ms, time_limit_s=120.0

@@ -11,76 +11,27 @@ if not torch.cuda.is_available():
 import numpy as np  # noqa: E402
 
 from tests.experiments.pairwise import pairwise  # noqa: E402
+from tests.kernels.plan_cases import (  # noqa: E402
+    AXES,
+    PLAIN,
+    allowed,
+    draw,
+    settings_of,
+)
 from tilepipe.config.choices import Granularity, HomeGranularity, Layout, Order  # noqa: E402
 from tilepipe.fabric.table import Slot, Word  # noqa: E402
 from tilepipe.kernels.group import DeviceGroup  # noqa: E402
 from tilepipe.kernels.launcher import Knobs  # noqa: E402
-from tilepipe.schedule.settings import PlanSettings  # noqa: E402
 from tilepipe.schedule.shape import Shape  # noqa: E402
-from tilepipe.workload.routing import Routing  # noqa: E402
-
-AXES = {
-    "num_ranks": [1, 2, 3, 8],
-    "order": list(Order),
-    "granularity": list(Granularity),
-    "home_granularity": list(HomeGranularity),
-    "layout": list(Layout),
-    "tile_m": [16, 48, 128],
-    "experts_per_rank": [1, 3, 32],
-    "num_topk": [1, 2, 8],
-    "num_n_tiles": [1, 16],
-    "tokens": [0, 1, 33, 700],
-    "kind": ["uniform", "one_expert", "masked", "ragged"],
-}
-
-
-def allowed(case):
-    num_experts = case["num_ranks"] * case["experts_per_rank"]
-    return case["num_topk"] <= num_experts
-
 
 COVER = pairwise(AXES, allowed)
 
 
-def draw(case, seed):
-    rng = np.random.default_rng(seed)
-    num_experts = case["num_ranks"] * case["experts_per_rank"]
-    topk_idx = []
-    for rank in range(case["num_ranks"]):
-        count = case["tokens"]
-        if case["kind"] == "ragged":
-            count = count * (rank + seed % 3) // (case["num_ranks"] + 1)
-        ids = np.argsort(rng.random((count, num_experts)), axis=1)[:, : case["num_topk"]]
-        ids = ids.astype(np.int32)
-        if case["kind"] == "one_expert":
-            ids[ids == 0] = ids[:, :1].repeat(case["num_topk"], axis=1)[ids == 0]
-            ids[:, :1] = 0
-        if case["kind"] == "masked":
-            ids[rng.random(ids.shape) < 0.4] = -1
-        topk_idx.append(ids)
-    return Routing(
-        topk_idx=tuple(topk_idx),
-        topk_weights=tuple(np.ones(ids.shape, np.float32) for ids in topk_idx),
-        num_experts=num_experts,
-    )
-
-
 def group_of(case, **shape):
-    num_ranks = case["num_ranks"]
-    settings = PlanSettings(
-        num_ranks=num_ranks,
-        num_experts=num_ranks * case["experts_per_rank"],
-        num_topk=case["num_topk"],
-        tile_m=case["tile_m"],
-        num_n_tiles=case["num_n_tiles"],
-        num_chunks=min(4, case["num_n_tiles"]),
-        layout=case["layout"],
-        granularity=case["granularity"],
-        home_granularity=case["home_granularity"],
-        order=case["order"],
-        seed=7,
+    settings = settings_of(case)
+    sizes = Shape(
+        max_tokens=case["tokens"], num_tokens=case["tokens"] * settings.num_ranks, **shape
     )
-    sizes = Shape(max_tokens=case["tokens"], num_tokens=case["tokens"] * num_ranks, **shape)
     return DeviceGroup(
         settings, sizes, Knobs(num_ctas=1, num_warps=4), watchdog_s=5.0, plans_on_device=True
     )
@@ -125,21 +76,6 @@ def test_a_large_plan_is_the_same(number_of_tokens):
     group.synchronize()
     for rank in group.ranks:
         assert group.plan_differences(rank, returns_epoch=2) == []
-
-
-PLAIN = {
-    "num_ranks": 2,
-    "experts_per_rank": 4,
-    "num_topk": 2,
-    "tile_m": 16,
-    "num_n_tiles": 1,
-    "layout": Layout.packed,
-    "granularity": Granularity.tile,
-    "home_granularity": HomeGranularity.token,
-    "order": Order.edf,
-    "tokens": 64,
-    "kind": "uniform",
-}
 
 
 def test_an_overflow_is_refused_by_every_rank_and_nothing_is_sent():

@@ -14,6 +14,7 @@ from tilepipe.measure.gate import BF16_POISON, poison
 from tilepipe.schedule.settings import PlanSettings
 from tilepipe.schedule.shape import Shape
 from tilepipe.workload import payload
+from tilepipe.workload.placement import assign, contiguous
 
 NUM_LAUNCHES = 100
 RANKS, EXPERTS, TOPK, HIDDEN, WIDTH, MAX_TOKENS = 3, 6, 2, 64, 64, 40
@@ -62,7 +63,7 @@ def soak(rank, place, settings):
     wrong = []
     for launch in range(1, NUM_LAUNCHES + 1):
         routing = routing_of(launch)
-        oracle = Oracle(routing, rank=rank)
+        oracle = Oracle(assign(contiguous(EXPERTS, RANKS), routing), rank=rank)
         host.set_routing(routing.topk_idx[rank], routing.topk_weights[rank])
         host.delays = lag_of(launch, rank)
         x = payload.row_bits(launch, rank, np.arange(len(routing.topk_idx[rank])), HIDDEN)

@@ -85,7 +85,8 @@ class Engine:
     arrived: set = field(default_factory=set)  # pieces
     noted: set = field(default_factory=set)  # rows beside which a lane has stored the way home
     met: set = field(default_factory=set)  # of those, before a barrier of the warp
-    released: set = field(default_factory=set)  # rows that a fence has ordered before what follows
+    known: set = field(default_factory=set)  # pieces that had arrived before one
+    released: dict = field(default_factory=dict)  # lane -> rows that its fence has ordered
     due_ns: dict = field(default_factory=dict)  # row -> when its flag may be raised
     told: list = field(default_factory=list)  # rows whose flags were raised
     held: dict = field(default_factory=dict)  # lane -> row that it holds
@@ -207,6 +208,7 @@ class Engine:
         """A barrier orders what all lanes have stored before what each does next; others do not."""
         if operation == "sync_warp":
             self.met |= self.noted
+            self.known |= self.arrived
             self.is_ring_free = not self.unread
 
     def wait_for_link(self, table, source, target, lane, constants, cost_ns, latency_ns):
@@ -223,15 +225,18 @@ class Engine:
             self.now_ns = max(self.now_ns, moment_ns)
 
     def release_bulk_fence(self, scope):
-        assert (self.lane, scope) == (0, "sys")
+        assert scope == "sys"
         parts = range(self.constants.num_pieces)
-        here = {row for row in self.rows if all((row, part) in self.arrived for part in parts)}
-        self.released |= here & self.met
+        here = {row for row in self.rows if all((row, part) in self.known for part in parts)}
+        self.released[self.lane] = here & self.met
 
     def add_relaxed(self, word, value, scope):
         row, rest = divmod(word - FLAGS, 4)
-        assert (self.lane, rest, value, scope) == (0, 0, EPOCH, "sys")
-        assert row in self.released, f"row {row} is told before it is known to be there"
+        assert (rest, value, scope) == (0, EPOCH, "sys")
+        assert self.held[self.lane] == row, "another lane tells of a row than holds it"
+        assert row not in self.told, "a row is told twice"
+        fenced = self.released.get(self.lane, set())
+        assert row in fenced, f"row {row} is told before it is known to be there"
         assert not self.constants.paced or self.now_ns >= self.due_ns[row]
         assert self.aborted_at is None or self.num_looks <= self.aborted_at
         self.told.append(row)

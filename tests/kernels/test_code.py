@@ -295,11 +295,11 @@ def test_bulk_copies_wait_for_stages_before_they_fill_them_and_for_rows_before_t
             f"cp.async.bulk.wait_group.read {behind - 1}",
             "mbarrier.arrive.expect_tx.shared.b64",
             "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes",
-            "cp.async.bulk.global.shared::cta.bulk_group",
-            "cp.async.bulk.commit_group",
             # The rows that are told have arrived; younger ones may be under way.
             f"cp.async.bulk.wait_group {behind * constants.num_pieces}",
             *raised,
+            "cp.async.bulk.global.shared::cta.bulk_group",
+            "cp.async.bulk.commit_group",
             "cp.async.bulk.wait_group 0",
             *raised,
         ]

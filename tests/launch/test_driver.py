@@ -48,6 +48,7 @@ def test_good_points_leave_valid_files_and_exit_code_0(point, tmp_path, capsys):
         (("kernel.num_comm_ctas=8",), "kernel.num_comm_ctas=8: the host executor has no CTAs"),
         (("routing=trace", "routing.path=/nowhere.jsonl"), "routing.path=/nowhere.jsonl: "),
         (("kernel.capacity_factor=0.01",), "kernel.capacity_factor gives "),
+        (("placement=file", "placement.path=/no.json"), "placement.path=/no.json: no such file"),
     ],
 )
 def test_a_wrong_value_is_a_row_with_one_sentence_and_the_other_points_run(
@@ -189,8 +190,9 @@ def fake_record(rank, *, passed):
         max_error=0.0 if passed else 1.5,
         detail="" if passed else "3 of 8 values differ",
     )
-    names = ("all_rows", "max_expert_rows", "max_rank_rows", "logical_bytes", "num_tokens")
-    return RankRecord(rank=rank, samples=(), verdicts=(verdict,), counts=dict.fromkeys(names, 4))
+    names = ("all_rows", "max_expert_rows", "max_rank_rows", "max_physical_rows")
+    counts = dict.fromkeys((*names, "num_physical", "logical_bytes", "num_tokens"), 4)
+    return RankRecord(rank=rank, samples=(), verdicts=(verdict,), counts=counts)
 
 
 def test_a_failed_gate_leaves_a_row_incorrect_and_no_time(point, tmp_path, monkeypatch):

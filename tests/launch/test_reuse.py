@@ -106,6 +106,23 @@ def test_a_trace_with_other_content_is_measured_anew_and_said(point, tmp_path, r
     assert reusable(results_dir, changed, Resume.any) is None
 
 
+def test_a_map_with_other_content_is_measured_anew_and_said(point, tmp_path, runs):
+    experts = tmp_path / "map.json"
+    words = (*TINY, "placement=file", f"placement.path={experts}", "kernel=dispatch")
+    experts.write_text("[0, 1, 2, 3, 4, 5, 6, 7]")
+    results_dir = tmp_path / "results"
+    run_points([point(*words)], results_dir=results_dir)
+    experts.write_text("[7, 6, 5, 4, 3, 2, 1, 0]")
+    from tilepipe.config import identity
+
+    identity._content.cache_clear()  # another process would read the file anew
+
+    changed = point(*words)
+
+    assert stale_because(results_dir, [changed]) == [f"{experts} has other content"]
+    assert reusable(results_dir, changed, Resume.any) is None
+
+
 def test_equal_points_are_listed_once_and_each_round_begins_one_later(point):
     a, b, c = (point(*TINY, f"workload.num_tokens={tokens}") for tokens in (1, 2, 3))
 
@@ -216,6 +233,11 @@ def test_keys_of_the_sweep_are_checked_before_anything_runs(
 def test_a_name_that_is_no_folder_name_is_refused(point, tmp_path, capsys):
     assert run_points([point(*TINY, name="a/b")], results_dir=tmp_path) == 2
     assert "name=a/b: must be one word of letters, digits, _ and -" in capsys.readouterr().err
+
+
+def test_a_folder_that_has_another_use_is_no_name(point, tmp_path, capsys):
+    assert run_points([point(*TINY, name="report")], results_dir=tmp_path) == 2
+    assert "name=report: has another use; take another name" in capsys.readouterr().err
 
 
 def test_a_wrapped_point_runs_once_under_the_tool_and_leaves_no_time(point, tmp_path, capsys):

@@ -14,6 +14,8 @@ COUNTS = {
     "all_rows": 131_072,
     "max_expert_rows": 4_300,
     "max_rank_rows": 33_000,
+    "num_physical": 32,
+    "max_physical_rows": 4_300,
     "logical_bytes": 1_879_048_192,
     "dedup_bytes": 1_500_000_000,
     "wire_bytes": 1_409_286_144,
@@ -21,7 +23,7 @@ COUNTS = {
 CALM = ("gpu_idle",)
 
 
-def outcome(*words, e2e_us=1020.0, plan_us=20.0, reasons=CALM, kernel="dispatch"):
+def outcome(*words, e2e_us=1020.0, plan_us=20.0, reasons=CALM, kernel="dispatch", num_physical=32):
     point = compose_point(
         "hardware=h200_x1",
         "workload=deepseek_v3_ep8_rank",
@@ -51,8 +53,9 @@ def outcome(*words, e2e_us=1020.0, plan_us=20.0, reasons=CALM, kernel="dispatch"
         reasons=reasons,
         num_samples=9,
     )
+    counts = {**COUNTS, "num_physical": num_physical}
     records = tuple(
-        RankRecord(rank=rank, samples=samples, verdicts=(), counts=COUNTS, clocks=clocks)
+        RankRecord(rank=rank, samples=samples, verdicts=(), counts=counts, clocks=clocks)
         for rank in range(4)
     )
     terms, figures = account(point, records)
@@ -116,6 +119,22 @@ def test_times_below_a_millisecond_keep_their_microseconds():
     found = cells(times_table([outcome(e2e_us=62.5, plan_us=20.25)], narrow=True))
 
     assert found["dispatch"] == ["0.042"]
+
+
+def test_a_placement_is_told_by_its_name_and_by_more_where_two_share_it():
+    plain, few = outcome(), outcome("placement=balanced", num_physical=36)
+    many = outcome("placement=balanced", "placement.num_redundant=8", num_physical=40)
+    local = outcome("placement=balanced", "placement.replica=local", num_physical=36)
+
+    by_name = cells(figures_table([plain, few]))
+    by_count = cells(figures_table([plain, few, many]))
+    by_replica = cells(figures_table([few, local]))
+
+    assert by_name["placement"] == ["contiguous", "balanced"]
+    assert not {"redund.", "replica", "map layer"} & set(by_name)
+    assert by_count["redund."] == ["0", "4", "8"]
+    assert by_replica["replica"] == ["spread", "local"]
+    assert "placement" not in by_replica
 
 
 WIDEST = (

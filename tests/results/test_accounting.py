@@ -10,6 +10,8 @@ COUNTS = {
     "all_rows": 16,
     "max_expert_rows": 6,
     "max_rank_rows": 10,
+    "num_physical": 10,
+    "max_physical_rows": 4,
     "logical_bytes": 8_000_000,
     "dedup_bytes": 6_000_000,
     "wire_bytes": 4_000_000,
@@ -88,6 +90,7 @@ def test_dispatch_gemm_by_hand():
             "flops": 4e10,
             "expert_max_over_mean": 6 * 8 / 16,
             "rank_max_over_mean": 10 * 2 / 16,
+            "physical_max_over_mean": 4 * 10 / 16,
             # fused without plan 9, gemm 8, communication 5 - 1
             "fused/efficiency": 8 / 9,
             "fused/hidden_share": 1 - (9 - 8) / 4,

@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 
 from tilepipe.config import choices
+from tilepipe.config.placements import PLACEMENTS
 from tilepipe.config.routings import ROUTINGS
 from tilepipe.config.schemas import KERNELS, Workload
 from tilepipe.records import Status
@@ -14,6 +15,7 @@ from tilepipe.results.schema import (
     CONTENDER_FIGURES,
     CONTENDERS,
     PERFORMANCE_COLUMNS,
+    PLACEMENT_KEYS,
     POINT_FIGURES,
     ROUTING_KEYS,
     SAMPLES,
@@ -105,11 +107,16 @@ def test_a_strange_schema_is_told_apart(change, fault):
     assert schema_faults(change(BREAKDOWN), BREAKDOWN) == [fault]
 
 
-def test_every_setting_that_a_law_or_kernel_has_got_a_column():
+def test_every_setting_that_a_law_a_placement_or_a_kernel_has_got_a_column():
     laws = {key for law in ROUTINGS.values() for key in fields_of(law)} - {"law"}
     kernels = {key for kernel in KERNELS.values() for key in fields_of(kernel)}
 
+    placements = {key for rule in PLACEMENTS.values() for key in fields_of(rule)} - {"rule"}
+
     assert laws == set(ROUTING_KEYS)
+    # How many the Plan has is told instead of how many were asked for.
+    assert placements - {"num_redundant"} == set(PLACEMENT_KEYS)
+    assert "num_redundant" in SUMMARY.names
     assert kernels <= set(SUMMARY.names)
     assert fields_of(Workload) <= set(SUMMARY.names)
 

@@ -89,6 +89,22 @@ def test_an_ok_point_gives_one_row_per_contender_with_its_figures(make_outcome, 
     assert fused.keys() == set(SUMMARY.names)
 
 
+def test_a_row_carries_where_experts_lived(make_outcome, make_point):
+    placement = {"rule": "file", "path": "map.json", "layer": 4, "replica": "local"}
+    outcome = make_outcome(point=make_point(placement=placement))
+    records = tuple(
+        replace(record, counts={**record.counts, "num_physical": 12}) for record in outcome.records
+    )
+
+    plain, counted = summary_rows([make_outcome()])[0], replace(outcome, records=records)
+
+    row = summary_rows([counted])[0]
+    columns = ("placement", "placement_path", "placement_layer", "placement_replica")
+    assert [row[key] for key in (*columns, "num_redundant")] == ["file", "map.json", 4, "local", 4]
+    # A point of an older version has no such group and no such count.
+    assert [plain[key] for key in (*columns, "num_redundant")] == [None] * 5
+
+
 def test_a_row_carries_workload_routing_and_kernel_of_its_point(make_outcome):
     row = summary_rows([make_outcome()])[0]
 

@@ -19,6 +19,7 @@ from tilepipe.config.limits import (
     max_flag_batch,
     piece_bytes,
 )
+from tilepipe.config.placements import BalancedPlacement, ContiguousPlacement, FilePlacement
 from tilepipe.config.refuse import require
 from tilepipe.config.schemas import (
     SWEEP_KEYS,
@@ -39,7 +40,8 @@ def check_sweep(container: dict[str, Any]) -> None:
     name, rounds = container["name"], container["repetitions"]
     plain = re.fullmatch(r"\w[\w-]*", name) is not None
     require(plain, "name", name, "must be one word of letters, digits, _ and -: it names a folder")
-    require(name not in ("logs", "wrapped"), "name", name, "has another use; take another name")
+    taken = ("logs", "report", "wrapped")
+    require(name not in taken, "name", name, "has another use; take another name")
     require(1 <= rounds <= 1000, "repetitions", rounds, "must be in 1..1000")
     require(container["results_dir"] != "", "results_dir", "", "must name a folder")
 
@@ -54,6 +56,7 @@ def check_same_sweep(first: dict[str, Any], other: dict[str, Any]) -> None:
 def check_config(config: Config) -> None:
     """Refuse settings that fit one by one but not together; needs neither a GPU nor a file."""
     _check_sizes(config)
+    _check_placement(config)
     _check_experts(config)
     _check_executor(config)
     _check_gpu_keys(config)
@@ -91,11 +94,9 @@ def _check_sizes(config: Config) -> None:
 
 
 def _check_experts(config: Config) -> None:
-    """Experts divide over ranks, and a token finds enough distinct ones."""
+    """A token finds enough distinct experts where its law looks for them."""
     workload, routing, num_ranks = config.workload, config.routing, config.launch.num_ranks
     num_experts, num_topk = workload.num_experts, workload.num_topk
-    allowed = f"must be a multiple of launch.num_ranks={num_ranks}"
-    require(num_experts % num_ranks == 0, "workload.num_experts", num_experts, allowed)
     allowed = f"must be at most workload.num_experts={num_experts}"
     require(num_topk <= num_experts, "workload.num_topk", num_topk, allowed)
     num_local = num_experts // num_ranks
@@ -114,6 +115,36 @@ def _check_experts(config: Config) -> None:
     if isinstance(routing, HotRankRouting):
         hot, allowed = routing.hot_rank, f"must be in 0..{num_ranks - 1}"
         require(0 <= hot < num_ranks, "routing.hot_rank", hot, allowed)
+
+
+def _check_placement(config: Config) -> None:
+    """Every rank holds as many physical experts as the others, and laws by rank know their rank."""
+    placement, law, num_ranks = config.placement, config.routing.law, config.launch.num_ranks
+    num_experts = config.workload.num_experts
+    # A file may leave physical experts unused, and balanced may have more than there are experts.
+    if not isinstance(placement, FilePlacement | BalancedPlacement) or law in _LAWS_BY_RANK:
+        allowed = f"must be a multiple of launch.num_ranks={num_ranks}"
+        require(num_experts % num_ranks == 0, "workload.num_experts", num_experts, allowed)
+    if isinstance(placement, BalancedPlacement):
+        count, most = placement.num_redundant, num_experts * num_ranks
+        least = -num_experts % num_ranks
+        allowed = (
+            f"with workload.num_experts={num_experts} it is no multiple of "
+            f"launch.num_ranks={num_ranks}; use {least}, {least + num_ranks} and so on"
+        )
+        divides = (num_experts + count) % num_ranks == 0
+        require(divides, "placement.num_redundant", count, allowed)
+        allowed = f"must be at most workload.num_experts x launch.num_ranks = {most}"
+        require(count <= most, "placement.num_redundant", count, allowed)
+    known = law not in _LAWS_THAT_PROMISE or isinstance(placement, ContiguousPlacement)
+    allowed = f"routing={law.name} knows where experts live by placement=contiguous; type that"
+    require(known, "placement", placement.rule, allowed)
+
+
+# Laws that know an expert's rank, which is that of placement=contiguous.
+_LAWS_BY_RANK = (Law.hot_rank, Law.all_local, Law.all_remote)
+# Those among them whose name would be false under any other placement.
+_LAWS_THAT_PROMISE = (Law.all_local, Law.all_remote)
 
 
 def _check_wrap(config: Config) -> None:

@@ -16,8 +16,10 @@ __all__ = [
     "Layout",
     "Operation",
     "Order",
+    "PlacementRule",
     "Planner",
     "Regime",
+    "Replica",
     "Resume",
 ]
 
@@ -99,12 +101,30 @@ class Law(Enum):
     zipf = "zipf"  # expert popularity falls as 1 / place ** exponent
     lognormal = "lognormal"  # expert popularity is exp(sigma x normal)
     hot_expert = "hot_expert"  # one expert is among the choices of hot_share of the tokens
-    hot_rank = "hot_rank"  # every slot prefers the experts of one rank with chance hot_share
+    # Every slot prefers the experts that one rank has by placement=contiguous, chance hot_share.
+    hot_rank = "hot_rank"
     all_local = "all_local"  # every token stays on its rank: nothing crosses a link
     all_remote = "all_remote"  # no token stays on its rank: every row crosses a link
     masked = "masked"  # uniform, with a share of the slots dropped
     ragged = "ragged"  # uniform, with another number of tokens on every rank
     trace = "trace"  # recorded from a real model, read from a file
+    counts = "counts"  # random, every expert with the share of tokens that was recorded for it
+
+
+class PlacementRule(Enum):
+    """Which rank holds which expert; every rank holds as many physical experts as the others."""
+
+    contiguous = "contiguous"  # expert e on rank e // experts per rank
+    round_robin = "round_robin"  # expert e on rank e % ranks
+    file = "file"  # a map of physical experts read from a file, replicas included
+    balanced = "balanced"  # made for the point's own routing, its fullest experts replicated
+
+
+class Replica(Enum):
+    """Which of an expert's replicas a row takes: known from routing alone, on every machine."""
+
+    spread = "spread"  # all in turn: a source rank's rows of an expert differ by at most one
+    local = "local"  # one on the token's own rank where there is one; else all in turn
 
 
 class L2(Enum):

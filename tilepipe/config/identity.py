@@ -44,9 +44,10 @@ def config_id(container: dict[str, Any]) -> str:
     """Digest of all that defines the measurement: not the folder, not how a sweep is run."""
     defining = _without(container, "name", *SWEEP_KEYS)
     defining["launch"] = _without(container["launch"], "watchdog_ms", "time_limit_s", "wrap")
-    routing = container["routing"]
-    if "path" in routing:
-        defining["routing"] = {**routing, "path": _content(routing["path"])}
+    for group in ("routing", "placement"):
+        settings = container[group]
+        if "path" in settings:
+            defining[group] = {**settings, "path": _content(settings["path"])}
     return _digest(defining, _CONFIG_ID_LENGTH)
 
 
@@ -109,7 +110,7 @@ def _usable_cores() -> int:
 
 @cache
 def _content(path: str) -> str:
-    """Digest of a trace, so that a copy elsewhere is the same point.
+    """Digest of a trace or a map, so that a copy elsewhere is the same point.
 
     What is no file keeps its path: the rank process that reads it says what is wrong.
     """

@@ -40,8 +40,8 @@ def max_combine_warps(num_topk: int) -> int:
 # Of a CTA that has an SM to itself (sm_90: 228 KiB less 1 for the system).
 SHARED_BYTES = 227 * 1024
 WARPS_OF_SM = 64  # sm_90: 2048 threads
-# A stage's room unless another is typed: a row of hidden 7168 in bf16. Wider rows are split, since
-# the rings of all warps share an SM.
+# A stage's room in kernels built without a config: a row of hidden 7168 in bf16. Wider rows are
+# split, since the rings of all warps share an SM.
 STAGE_BYTES = 14_336
 
 

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from tilepipe.config import detect, schemas
 from tilepipe.config.choices import Operation, Resume
+from tilepipe.config.placements import PLACEMENTS
 from tilepipe.config.routings import ROUTINGS
 
 __all__ = ["CONF_DIR", "register", "scratch"]
@@ -43,6 +44,7 @@ class _Root:
     kernel: Any
     workload: Any
     routing: Any
+    placement: Any
     measure: Any
     launch: Any
 
@@ -60,6 +62,8 @@ def register() -> None:
         store.store(group="schema/kernel", name=choice.name, node=kernel)
     for law, routing in ROUTINGS.items():
         store.store(group="schema/routing", name=law.name, node=routing)
+    for rule, placement in PLACEMENTS.items():
+        store.store(group="schema/placement", name=rule.name, node=placement)
     # No auto.yaml: Hydra interpolates no defaults list by what a machine has.
     store.store(group="hardware", name="auto", node={"defaults": [detect.hardware_option()]})
     for resolver in (axis, by_copy, by_device, by_gpus, num_tokens, operation, token_axis):

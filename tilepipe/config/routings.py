@@ -12,6 +12,7 @@ __all__ = [
     "ROUTINGS",
     "AllLocalRouting",
     "AllRemoteRouting",
+    "CountsRouting",
     "HotExpertRouting",
     "HotRankRouting",
     "LognormalRouting",
@@ -38,6 +39,13 @@ class _Routing:
 
 def _require_share(share: float) -> None:
     require(0 < share <= 1, "routing.hot_share", share, "must be above 0 and at most 1")
+
+
+def _require_file(law: Law, path: str, layer: int | None) -> None:
+    named = path not in ("", "???")
+    require(named, "routing.path", path, f"routing={law.name} needs routing.path=FILE")
+    counted = layer is None or layer >= 0
+    require(counted, "routing.layer", layer, "must be 0 or more, or null")
 
 
 @dataclass(kw_only=True)
@@ -143,13 +151,34 @@ class TraceRouting(_Routing):
     law: Law = Law.trace
     path: str = "???"  # omegaconf's word for a value that must be typed
     layer: int | None = None  # null: the file holds one layer
+    request: str | None = None  # null: all requests
+    # A window of the tokens that layer and request leave.
+    first_token: int = 0
+    max_tokens: int | None = None  # null: all that follow
+    num_layers: int | None = None  # of the model; null: the file says it, or its tokens tell
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        named = self.path not in ("", "???")
-        require(named, "routing.path", self.path, "routing=trace needs routing.path=FILE")
-        counted = self.layer is None or self.layer >= 0
-        require(counted, "routing.layer", self.layer, "must be 0 or more, or null")
+        _require_file(self.law, self.path, self.layer)
+        first = self.first_token
+        require(first >= 0, "routing.first_token", first, "must be 0 or more")
+        for key in ("max_tokens", "num_layers"):
+            count = getattr(self, key)
+            counted = count is None or count >= 1
+            require(counted, f"routing.{key}", count, "must be 1 or more, or null")
+
+
+@dataclass(kw_only=True)
+class CountsRouting(_Routing):
+    """Distinct experts at random, as many tokens each as recorded counts say."""
+
+    law: Law = Law.counts
+    path: str = "???"
+    layer: int | None = None  # null: the file holds one layer
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_file(self.law, self.path, self.layer)
 
 
 Routing = (
@@ -163,6 +192,7 @@ Routing = (
     | MaskedRouting
     | RaggedRouting
     | TraceRouting
+    | CountsRouting
 )
 
 ROUTINGS: dict[Law, type[Routing]] = {
@@ -176,4 +206,5 @@ ROUTINGS: dict[Law, type[Routing]] = {
     Law.masked: MaskedRouting,
     Law.ragged: RaggedRouting,
     Law.trace: TraceRouting,
+    Law.counts: CountsRouting,
 }

@@ -19,15 +19,19 @@ from tilepipe.config.choices import (
     Layout,
     Operation,
     Order,
+    PlacementRule,
     Planner,
     Regime,
+    Replica,
     Resume,
 )
+from tilepipe.config.placements import PLACEMENTS, Placement
 from tilepipe.config.refuse import require, require_own
 from tilepipe.config.routings import (
     ROUTINGS,
     AllLocalRouting,
     AllRemoteRouting,
+    CountsRouting,
     HotExpertRouting,
     HotRankRouting,
     LognormalRouting,
@@ -47,6 +51,7 @@ __all__ = [
     "CombineKernel",
     "CommunicationKernel",
     "Config",
+    "CountsRouting",
     "DispatchGemmKernel",
     "DispatchKernel",
     "GemmCombineKernel",
@@ -268,6 +273,7 @@ class Config:
     kernel: Kernel
     workload: Workload
     routing: Routing
+    placement: Placement
     measure: Measure
     launch: Launch
     results_dir: str
@@ -297,6 +303,7 @@ def config_from_dict(container: dict[str, Any]) -> Config:
     allowed = f"differs from kernel.operation={fixed.name}; type kernel=OPERATION, which sets both"
     require(operation is fixed, "operation", operation, allowed)
     law = _member(Law, "routing.law", container["routing"]["law"])
+    rule = _member(PlacementRule, "placement.rule", container["placement"]["rule"])
     return Config(
         name=container["name"],
         operation=operation,
@@ -304,6 +311,7 @@ def config_from_dict(container: dict[str, Any]) -> Config:
         kernel=_build(KERNELS[operation], "kernel", container),
         workload=_build(Workload, "workload", container),
         routing=_build(ROUTINGS[law], "routing", container),
+        placement=_build(PLACEMENTS[rule], "placement", container),
         measure=_build(Measure, "measure", container),
         launch=_build(Launch, "launch", container),
         results_dir=container["results_dir"],
@@ -365,6 +373,8 @@ _CHOICES = (
     Layout,
     Operation,
     Order,
+    PlacementRule,
     Planner,
     Regime,
+    Replica,
 )

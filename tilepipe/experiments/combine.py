@@ -28,7 +28,7 @@ class Combine:
         hidden = session.config.workload.hidden
         self._y = session.receive_buffer(hidden)
         self._out, self._reduced = session.home_buffer(hidden), session.home_buffer(hidden)
-        self._oracle = Oracle(session.routing, rank=session.rank)
+        self._oracle = Oracle(session.placed, rank=session.rank)
         session.exchange_homes()
 
     def prepare(self, contender: str, launch: int) -> None:

@@ -26,7 +26,7 @@ class Dispatch:
     def __init__(self, session: Session) -> None:
         self.session = session
         self._hidden = session.config.workload.hidden
-        self._oracle = Oracle(session.routing, rank=session.rank)
+        self._oracle = Oracle(session.placed, rank=session.rank)
 
     def prepare(self, contender: str, launch: int) -> None:
         self._x = self.session.rows_to_send(launch, self._hidden)

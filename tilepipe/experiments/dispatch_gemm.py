@@ -31,7 +31,7 @@ class DispatchGemm:
         self._gemm = session.gemm()
         names = (*self.checked, "other")
         self._out = {name: session.receive_buffer(2 * workload.intermediate) for name in names}
-        self._oracle = Oracle(session.routing, rank=session.rank)
+        self._oracle = Oracle(session.placed, rank=session.rank)
         self._num_early = 0
         self._in_gate = False
 

@@ -7,7 +7,7 @@ import importlib
 
 from tilepipe.config.schemas import Config
 from tilepipe.experiments.session import Session
-from tilepipe.experiments.setting import plan_settings, routing_of, shape_of
+from tilepipe.experiments.setting import placed_routing, plan_settings, shape_of
 from tilepipe.experiments.trial import Trial, measure
 from tilepipe.fabric.host import HeapPlace
 from tilepipe.host.delays import NO_DELAYS, Delays
@@ -30,10 +30,11 @@ def run_rank(
 
 
 def symmetric_bytes_of(config: Config) -> int:
-    """Bytes of symmetric memory that each rank would reserve; raises what `draw` raises."""
+    """Bytes of symmetric memory that each rank would reserve; raises what `draw` and `place` do."""
     memory = _trial(config).memory(config)
-    shape = shape_of(config, routing_of(config), memory)
-    return symmetric_bytes(plan_settings(config), shape)
+    placed = placed_routing(config)
+    shape = shape_of(config, placed.physical, memory)
+    return symmetric_bytes(plan_settings(config, placed), shape)
 
 
 def _trial(config: Config) -> type[Trial]:

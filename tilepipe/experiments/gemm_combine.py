@@ -41,7 +41,7 @@ class GemmCombine:
         self._y = session.receive_buffer(workload.hidden)
         names = (*self.checked, "other")
         self._out = {name: session.home_buffer(workload.hidden) for name in names}
-        self._oracle = Oracle(session.routing, rank=session.rank)
+        self._oracle = Oracle(session.placed, rank=session.rank)
         self._early_pushes: list[int] = []
         session.exchange_homes()
 

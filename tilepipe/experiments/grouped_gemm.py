@@ -31,7 +31,7 @@ class GroupedGemmAlone:
         self._gemm = session.gemm()
         columns = 2 * session.config.workload.intermediate
         self._out = {name: session.receive_buffer(columns) for name in self.contenders}
-        self._oracle = Oracle(session.routing, rank=session.rank)
+        self._oracle = Oracle(session.placed, rank=session.rank)
         self._launch = 0
 
     def prepare(self, contender: str, launch: int) -> None:

@@ -13,7 +13,7 @@ from tilepipe.records import Verdict
 from tilepipe.reference import moe
 from tilepipe.schedule.layout import ReceiveLayout
 from tilepipe.workload import bf16, payload
-from tilepipe.workload.routing import Routing
+from tilepipe.workload.placement import Placed
 
 __all__ = ["Oracle", "merged"]
 
@@ -26,19 +26,20 @@ _BATCH = 512
 class Oracle:
     """Expected outputs of one rank."""
 
-    def __init__(self, routing: Routing, *, rank: int) -> None:
+    def __init__(self, placed: Placed, *, rank: int) -> None:
         self._rank = rank
-        self._topk_idx = routing.topk_idx[rank]
-        self._topk_weights = routing.topk_weights[rank]
-        self._num_experts = routing.num_experts
-        num_local = routing.num_experts // len(routing.topk_idx)
-        self._first_expert = rank * num_local
+        # What a token asked for, wherever its experts live: home knows nothing of a placement.
+        self._topk_idx = placed.logical.topk_idx[rank]
+        self._topk_weights = placed.logical.topk_weights[rank]
+        self._num_experts = placed.logical.num_experts
+        self._held = placed.placement.experts_on(rank).tolist()
+        routing, num_local = placed.physical, placed.placement.num_local
         # The reference moves names of rows in place of rows: (source rank, token).
         names = [
             np.stack([np.full(len(ids), source), np.arange(len(ids))], axis=1)
             for source, ids in enumerate(routing.topk_idx)
         ]
-        local = [_local(ids, self._first_expert, num_local) for ids in routing.topk_idx]
+        local = [_local(ids, rank * num_local, num_local) for ids in routing.topk_idx]
         self._names = [
             rows.astype(np.int64) for rows in moe.dispatch(names, local, num_experts=num_local)
         ]
@@ -72,7 +73,7 @@ class Oracle:
         """Rows of dispatch times the weights of their expert, in FP32."""
         verdicts = []
         pairs = self._per_expert(launch, out, layout, num_k)
-        for expert, (got, bits) in enumerate(pairs, self._first_expert):
+        for expert, (got, bits) in zip(self._held, pairs, strict=True):
             a = bf16.from_bits(bits)
             b = payload.expert_weights(expert, out.shape[1], num_k)
             (want,) = moe.grouped_gemm([a], [b])
@@ -127,7 +128,7 @@ class Oracle:
     def _per_expert(
         self, launch: int, rows: NDArray[np.uint16], layout: ReceiveLayout, num_columns: int
     ) -> Iterator[tuple[NDArray[np.uint16], NDArray[np.uint16]]]:
-        """Rows found where each local expert begins, and the payload that was dispatched there."""
+        """Rows found where each local physical expert begins, and what was dispatched there."""
         for expert, names in enumerate(self._names):
             first = int(layout.expert_first_row[expert])
             bits = payload.row_bits(launch, names[:, 0], names[:, 1], num_columns)

@@ -11,8 +11,8 @@ from tilepipe.experiments.setting import (
     Components,
     Memory,
     counts_of,
+    placed_routing,
     plan_settings,
-    routing_of,
     shape_of,
 )
 from tilepipe.fabric.host import HeapPlace
@@ -38,11 +38,15 @@ class Session:
         place: HeapPlace,
         delays: Delays = NO_DELAYS,
     ) -> None:
-        """Draw the routing and meet the peers; raises what `draw` and `HostRank` raise."""
+        """Draw and place the routing and meet the peers.
+
+        Raises what `draw`, `place` and `HostRank` raise.
+        """
         launch = config.launch
         self.config, self.rank = config, rank
-        self.routing = routing_of(config)
-        self.settings = plan_settings(config)
+        self.placed = placed_routing(config)
+        self.routing = self.placed.physical
+        self.settings = plan_settings(config, self.placed)
         self.host = HostRank(
             place,
             rank=rank,
@@ -52,7 +56,7 @@ class Session:
             start_limit_s=launch.time_limit_s,
         )
         self.host.delays = delays
-        # Rows from source rank to expert, of all ranks.
+        # Rows from source rank to physical expert, of all ranks.
         self._rows_between = np.stack(
             [count_rows(ids, self.settings.num_experts) for ids in self.routing.topk_idx]
         )
@@ -90,12 +94,13 @@ class Session:
         """The grouped GEMM over this rank's experts."""
         shape = shapes.gemm_shape(self.config.workload, self.config.operation)
         assert shape is not None, "an operation without a GEMM"
-        num_local = self.settings.num_experts_per_rank
-        experts = range(self.rank * num_local, (self.rank + 1) * num_local)
-        return GroupedGemm(
-            [payload.expert_weights(expert, shape.n, shape.k) for expert in experts],
-            tile_n=self.config.kernel.tile_n,
-        )
+        held = self.placed.placement.experts_on(self.rank).tolist()
+        # One array an expert, shared by its replicas here; no row meets those of expert -1.
+        weights = {
+            expert: payload.expert_weights(expert, shape.n, shape.k) for expert in sorted(set(held))
+        }
+        tile_n = self.config.kernel.tile_n
+        return GroupedGemm([weights[expert] for expert in held], tile_n=tile_n)
 
     def receive_buffer(self, columns: int) -> NDArray[np.uint16]:
         """Private rows beside the receive rows in use, (extent, columns) bf16 bits."""
@@ -109,7 +114,7 @@ class Session:
         """What the plan and the routing say of this point; totals are over all ranks."""
         return counts_of(
             self.config,
-            self.routing,
+            self.placed,
             self._rows_between,
             self.host.current_plan,
             heap_bytes=self.host.heap.num_bytes,

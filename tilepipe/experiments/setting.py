@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilepipe.config.choices import Operation
+from tilepipe.config.choices import Operation, Planner
+from tilepipe.config.limits import MAX_PLANNED_EXPERTS
 from tilepipe.config.schemas import (
     CombineKernel,
     Config,
@@ -20,15 +21,17 @@ from tilepipe.schedule.plan import RankPlan
 from tilepipe.schedule.settings import PlanSettings, num_chunks_of
 from tilepipe.schedule.shape import Shape
 from tilepipe.workload import shapes
-from tilepipe.workload.routing import Routing, draw
+from tilepipe.workload.place import place
+from tilepipe.workload.placement import Placed
+from tilepipe.workload.routing import Routing, draw, rows_of_experts
 
 __all__ = [
     "GATE_LAUNCH",
     "Components",
     "Memory",
     "counts_of",
+    "placed_routing",
     "plan_settings",
-    "routing_of",
     "shape_of",
 ]
 
@@ -41,9 +44,13 @@ _BF16_BYTES = 2
 Components = dict[str, tuple[int, int]]
 
 
-def plan_settings(config: Config) -> PlanSettings:
-    """The plan settings that a configuration asks for."""
+def plan_settings(config: Config, placed: Placed) -> PlanSettings:
+    """The plan settings that a configuration asks for; experts of a Plan are physical experts.
+
+    Raises ValueError for more of them than the plan kernel counts, where that makes the Plan.
+    """
     kernel, workload = config.kernel, config.workload
+    num_physical = placed.placement.num_physical
     gemm = shapes.gemm_shape(workload, config.operation)
     num_n_tiles = -(-gemm.n // kernel.tile_n) if gemm else 1
     num_chunks = num_n_tiles
@@ -51,12 +58,18 @@ def plan_settings(config: Config) -> PlanSettings:
         num_chunks = num_chunks_of(workload.hidden * _BF16_BYTES, kernel.tile_n * _BF16_BYTES)
     chosen: dict[str, Any] = {}
     if not isinstance(kernel, GroupedGemmKernel):
+        if kernel.planner is Planner.device and num_physical > MAX_PLANNED_EXPERTS:
+            raise ValueError(
+                f"kernel.planner=device: the plan kernel counts at most {MAX_PLANNED_EXPERTS} "
+                f"physical experts, and the placement has {num_physical}; type "
+                "kernel.planner=numpy, or place fewer"
+            )
         chosen |= {"granularity": kernel.granularity, "order": kernel.order}
     if isinstance(kernel, CombineKernel | GemmCombineKernel):
         chosen |= {"home_granularity": kernel.home_granularity}
     return PlanSettings(
         num_ranks=config.launch.num_ranks,
-        num_experts=workload.num_experts,
+        num_experts=num_physical,
         num_topk=workload.num_topk,
         tile_m=kernel.tile_m,
         num_n_tiles=num_n_tiles,
@@ -76,15 +89,16 @@ class Memory:
     spare: bool = False  # a second set, for communication that must not be read
 
 
-def routing_of(config: Config) -> Routing:
-    """The routing that a configuration asks for; raises what `draw` raises."""
-    return draw(
+def placed_routing(config: Config) -> Placed:
+    """The routing that a configuration asks for, placed; raises what `draw` and `place` raise."""
+    drawn = draw(
         config.routing,
         num_ranks=config.launch.num_ranks,
         num_tokens=config.workload.num_tokens,
         num_experts=config.workload.num_experts,
         num_topk=config.workload.num_topk,
     )
+    return place(config.placement, drawn)
 
 
 def shape_of(config: Config, routing: Routing, memory: Memory) -> Shape:
@@ -103,14 +117,14 @@ def shape_of(config: Config, routing: Routing, memory: Memory) -> Shape:
 
 def counts_of(
     config: Config,
-    routing: Routing,
-    rows_between: NDArray[np.int32],  # (num_ranks, num_experts): rows from source rank to expert
+    placed: Placed,
+    rows_between: NDArray[np.int32],  # (num_ranks, num_physical): rows from source rank
     plan: RankPlan,
     *,
     heap_bytes: int,
 ) -> dict[str, int]:
     """What plan and routing say of one rank of a point; totals are over all ranks."""
-    row_bytes = shapes.row_bytes(config.workload)
+    row_bytes, routing = shapes.row_bytes(config.workload), placed.physical
     rows = rows_between.sum(axis=0, dtype=np.int64)
     num_ranks = len(rows_between)
     counts = {
@@ -121,7 +135,9 @@ def counts_of(
         "num_tickets": len(plan.tickets),
         "heap_bytes": heap_bytes,
         "all_rows": int(rows.sum()),
-        "max_expert_rows": int(rows.max(initial=0)),
+        "max_expert_rows": int(rows_of_experts(placed.logical).max(initial=0)),
+        "num_physical": placed.placement.num_physical,
+        "max_physical_rows": int(rows.max(initial=0)),
         "max_rank_rows": int(rows.reshape(num_ranks, -1).sum(axis=1).max()),
         "logical_bytes": shapes.logical_bytes(routing, row_bytes=row_bytes).total_bytes,
         "dedup_bytes": shapes.dedup_bytes(routing, row_bytes=row_bytes).total_bytes,

@@ -146,6 +146,16 @@ def move_rows(
             load_part += 1
             if load_part == pieces:
                 load_part, load_row = Int32(0), load_row + 1
+        # With loads under way: flags of the oldest rows.
+        if store_part == 0 and store_row - told == batch + behind:
+            # All but the youngest `behind` rows have arrived once their groups are complete.
+            if lane == 0:
+                cute.arch.cp_async_bulk_wait_group(behind * pieces, read=False)
+            way = way_of(edge, constants, table, rank, (a, b, c, d), second)
+            alive = cute.arch.vote_all_sync(alive and abort_word(table, rank) == 0)
+            if alive:
+                _tell(edge, table, rank, way.flag, due, told, batch, lane, epoch, constants)
+            told += batch
         # Store the oldest piece.
         holder = store_row % LANES
         way = way_of(edge, constants, table, rank, (a, b, c, d), second)
@@ -167,7 +177,7 @@ def move_rows(
                     Int32(last_bytes) if store_part == pieces - 1 else Int32(piece_bytes),
                 )
             cute.arch.cp_async_bulk_commit_group()
-        alive = cute.arch.vote_all_sync(came)
+        alive = cute.arch.vote_all_sync(alive and came)
         stored += 1
         store_stage += 1
         if store_stage == stages:
@@ -177,15 +187,6 @@ def move_rows(
             if lane == holder:
                 note_beside(edge, table, rank, (a, b, c, d))
             store_part, store_row = Int32(0), store_row + 1
-            if store_row - told == batch + behind:
-                # All but the youngest `behind` rows have arrived once their groups are complete.
-                if lane == 0:
-                    cute.arch.cp_async_bulk_wait_group(behind * pieces, read=False)
-                way = way_of(edge, constants, table, rank, (a, b, c, d), second)
-                alive = cute.arch.vote_all_sync(alive and abort_word(table, rank) == 0)
-                if alive:
-                    _tell(edge, table, rank, way.flag, due, told, batch, lane, epoch, constants)
-                told += batch
     if lane == 0:
         _drain(barriers, store_stage, phase, loaded - stored, limit_ns, constants)
         cute.arch.cp_async_bulk_wait_group(0, read=False)
@@ -232,22 +233,21 @@ def _tell(
 ):
     """Raise the flags of rows that have arrived. Called by all lanes; lane 0 has waited for them.
 
-    The barrier is for what other lanes have stored beside the rows.
+    Each lane raises what it holds. Its fence covers the rows that lane 0 has seen complete, and
+    what other lanes have stored beside them, since a barrier of the warp lies between.
     """
     value = flag_value(edge, constants, epoch)
     if cutlass.const_expr(constants.paced):
         if num_rows > 0:
             sleep_until(table, rank, _shuffle(due, (first_row + num_rows - 1) % LANES))
     cute.arch.sync_warp()
-    if lane == 0:
-        release_bulk_fence(Scope.sys)
-    for row in cutlass.range(first_row, first_row + num_rows, unroll=1):
-        raised = element(_shuffle(flag, row % LANES), Int32(0), Int32)
-        if lane == 0:
-            if cutlass.const_expr(has_single_writers(edge, constants)):
-                set_relaxed(raised, value, Scope.sys)
-            else:
-                add_relaxed(raised, value, Scope.sys)
+    release_bulk_fence(Scope.sys)
+    if ((lane - first_row) & (LANES - 1)) < num_rows:  # % may be negative
+        raised = element(flag, Int32(0), Int32)
+        if cutlass.const_expr(has_single_writers(edge, constants)):
+            set_relaxed(raised, value, Scope.sys)
+        else:
+            add_relaxed(raised, value, Scope.sys)
 
 
 @cute.jit

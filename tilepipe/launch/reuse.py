@@ -69,8 +69,9 @@ def _changes(point: Point, documents: Sequence[Mapping[str, Any]]) -> set[str]:
         return set(_differences(latest.get("build", {}), point.build))
     config = _of_measurement(point.config)
     same = [found for found in documents if _of_measurement(found.get("config", {})) == config]
-    path = point.config.get("routing", {}).get("path")
-    return {f"{path} has other content"} if same and path else set()
+    files = [point.config.get(group, {}).get("path") for group in ("routing", "placement")]
+    paths = " or ".join(path for path in files if path)
+    return {f"{paths} has other content"} if same and paths else set()
 
 
 def _of_measurement(config: Mapping[str, Any]) -> dict[str, Any]:

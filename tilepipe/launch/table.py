@@ -40,6 +40,10 @@ _AXES = {
     "law": "routing",
     "routing_seed": "seed",
     "routing_layer": "layer",
+    "placement": "placement",
+    "num_redundant": "redund.",
+    "placement_layer": "map\nlayer",
+    "placement_replica": "replica",
     "order": "order",
     "granularity": "gran.",
     "home_granularity": "home",
@@ -59,6 +63,8 @@ _AXES = {
     "pace_gbps": "pace\nGB/s",
     "pace_latency_ns": "pace\nns",
 }
+# Shown where points of one placement differ in them: else its name says enough.
+_OF_PLACEMENT = ("num_redundant", "placement_layer", "placement_replica")
 # In the order of the columns.
 _CONTENDERS = {
     "fused": "fused",
@@ -264,7 +270,14 @@ def _executor(row: Mapping[str, Any]) -> str:
 
 
 def _shown_axes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [axis for axis in _AXES if axis in _ALWAYS or len({row[axis] for row in rows}) > 1]
+    return [axis for axis in _AXES if axis in _ALWAYS or _differs(axis, rows)]
+
+
+def _differs(axis: str, rows: Sequence[Mapping[str, Any]]) -> bool:
+    if axis not in _OF_PLACEMENT:
+        return len({row[axis] for row in rows}) > 1
+    placements = {row["placement"] for row in rows}
+    return len({(row["placement"], row[axis]) for row in rows}) > len(placements)
 
 
 def _in_order(names: Any) -> list[str]:

@@ -64,6 +64,8 @@ def _point_figures(point: Point, records: Sequence[RankRecord]) -> dict[str, flo
         num_experts = int(point.config["workload"]["num_experts"])
         figures["expert_max_over_mean"] = counts["max_expert_rows"] * num_experts / rows
         figures["rank_max_over_mean"] = counts["max_rank_rows"] * len(records) / rows
+        per_physical = rows / counts["num_physical"]
+        figures["physical_max_over_mean"] = counts["max_physical_rows"] / per_physical
     return figures
 
 

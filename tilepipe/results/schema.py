@@ -23,6 +23,7 @@ __all__ = [
     "CONTENDERS",
     "CONTENDER_FIGURES",
     "PERFORMANCE_COLUMNS",
+    "PLACEMENT_KEYS",
     "POINT_FIGURES",
     "ROUTING_KEYS",
     "SAMPLES",
@@ -41,6 +42,10 @@ ADDED_IN = {
     **dict.fromkeys(("sm_clock_mhz", "sm_clock_min_mhz", "sm_clock_max_mhz"), 2),
     **dict.fromkeys(("power_w", "temperature_c", "clock_reasons", "throttled"), 2),
     **dict.fromkeys(("planner", "stage_bytes"), 3),
+    **dict.fromkeys(("placement", "placement_path", "placement_layer", "placement_replica"), 3),
+    **dict.fromkeys(("routing_request", "routing_first_token", "routing_max_tokens"), 3),
+    "routing_num_layers": 3,
+    **dict.fromkeys(("num_redundant", "physical_max_over_mean"), 3),
     **dict.fromkeys(("gbps_per_cta", "link_share", "memory_gbps", "memory_share"), 2),
 }
 
@@ -150,6 +155,7 @@ _POINT_KEYS = [
     _count("num_topk", "experts per token"),
     _word("dtype", "element type of token rows", *_names(choices.Dtype)),
     _word("law", "how tokens choose experts", *_names(choices.Law)),
+    _word("placement", "which rank holds which expert", *_names(choices.PlacementRule)),
     _word("order", "in which order rows are sent", *_names(choices.Order)),
     _word("granularity", "what one semaphore stands for", *_names(choices.Granularity)),
     _word("home_granularity", "when home may reduce", *_names(choices.HomeGranularity)),
@@ -198,8 +204,17 @@ ROUTING_KEYS = {
     "hot_share": (pa.float64(), "hot_expert, hot_rank: share of the tokens that prefer it"),
     "masked_share": (pa.float64(), "masked: share of the slots that is dropped"),
     "min_share": (pa.float64(), "ragged: share of workload.num_tokens on the first rank"),
-    "path": (pa.string(), "trace: the file"),
-    "layer": (pa.int64(), "trace: layer of the recorded model"),
+    "path": (pa.string(), "trace, counts: the file"),
+    "layer": (pa.int64(), "trace, counts: layer of the recorded model"),
+    "request": (pa.string(), "trace: the only request whose tokens are taken; null: all"),
+    "first_token": (pa.int64(), "trace: first token taken, of those of layer and request"),
+    "max_tokens": (pa.int64(), "trace: most tokens taken; null: all that follow"),
+    "num_layers": (pa.int64(), "trace: layers of the model, where they had to be typed"),
+}
+PLACEMENT_KEYS = {
+    "path": (pa.string(), "file: the map that was read"),
+    "layer": (pa.int64(), "file: row of the map"),
+    "replica": (pa.string(), "file, balanced: which of an expert's replicas a row took"),
 }
 _BYTES = {
     "logical_bytes": "token rows counted per (token, expert)",
@@ -209,6 +224,10 @@ _BYTES = {
 POINT_FIGURES = {
     "expert_max_over_mean": ("rows of the fullest expert over the mean", "1"),
     "rank_max_over_mean": ("rows of the fullest receiving rank over the mean", "1"),
+    "physical_max_over_mean": (
+        "rows of the fullest physical expert over the mean of all, unused ones included",
+        "1",
+    ),
     **{name: (f"{basis}, all ranks together", "byte") for name, basis in _BYTES.items()},
     "flops": ("multiplications and additions of the valid rows, all ranks together", "flop"),
 }
@@ -302,6 +321,8 @@ SUMMARY = _table(
         _count("num_tokens_total", "tokens of all ranks together"),
         _field("capacity_factor", pa.float64(), "receive rows over the mean; null: worst case"),
         *(_field(f"routing_{key}", kind, text) for key, (kind, text) in ROUTING_KEYS.items()),
+        *(_field(f"placement_{key}", kind, text) for key, (kind, text) in PLACEMENT_KEYS.items()),
+        _count("num_redundant", "physical experts beyond one an expert; null where nothing ran"),
         _count("num_warmups", "untimed iterations before the timed ones"),
         *_CLOCKS,
         _word("contender", f"null when not ok; {_meanings(CONTENDERS)}", *CONTENDERS),

@@ -23,6 +23,7 @@ from tilepipe.results.pointfile import document_of, kept, to_json
 from tilepipe.results.tables import breakdown_table, samples_table, summary_table, to_parquet
 
 __all__ = [
+    "REPORT_FOLDER",
     "UNDER_WAY",
     "WRAPPED_FOLDER",
     "FolderBusy",
@@ -42,6 +43,9 @@ UNDER_WAY = ".new"
 
 # Below the results folder: output of tools that points were run under, no measurements.
 WRAPPED_FOLDER = "wrapped"
+
+# Below a results folder: figures and tables made of its points, no measurements either.
+REPORT_FOLDER = "report"
 
 
 class FolderBusy(StoreError):

@@ -17,6 +17,7 @@ from tilepipe.measure.stats import integer_median, median_interval
 from tilepipe.records import Outcome, Point, RankRecord, Status
 from tilepipe.results.schema import (
     CONTENDER_FIGURES,
+    PLACEMENT_KEYS,
     POINT_FIGURES,
     ROUTING_KEYS,
     SCHEMA_VERSION,
@@ -156,6 +157,7 @@ def point_keys(point: Point) -> dict[str, Any]:
             for key in ("hidden", "intermediate", "num_experts", "num_topk", "dtype")
         },
         "law": _group(point, "routing").get("law"),
+        "placement": _group(point, "placement").get("rule"),
         **{
             key: kernel.get(key)
             for key in ("order", "granularity", "home_granularity", "layout", "copy")
@@ -218,7 +220,7 @@ def _rows_of(outcome: Outcome) -> list[dict[str, Any]]:
 
 def _settings(outcome: Outcome) -> dict[str, Any]:
     point = outcome.point
-    routing = _group(point, "routing")
+    routing, placement = _group(point, "routing"), _group(point, "placement")
     tokens = [record.counts.get("num_tokens") for record in outcome.records]
     known = [count for count in tokens if count is not None]
     return {
@@ -234,9 +236,19 @@ def _settings(outcome: Outcome) -> dict[str, Any]:
         "num_tokens_total": sum(known) if known and len(known) == len(tokens) else None,
         "capacity_factor": _group(point, "kernel").get("capacity_factor"),
         **{f"routing_{key}": routing.get(key) for key in ROUTING_KEYS},
+        **{f"placement_{key}": placement.get(key) for key in PLACEMENT_KEYS},
+        "num_redundant": _num_redundant(outcome),
         "num_warmups": _group(point, "measure").get("num_warmups"),
         **_clocks(outcome.records),
     }
+
+
+def _num_redundant(outcome: Outcome) -> int | None:
+    """As the Plan had it, which alone knows what a file held."""
+    counted = [record.counts.get("num_physical") for record in outcome.records]
+    if not counted or counted[0] is None:
+        return None
+    return counted[0] - int(_group(outcome.point, "workload")["num_experts"])
 
 
 def _clocks(records: Iterable[RankRecord]) -> dict[str, Any]:

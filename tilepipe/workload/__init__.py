@@ -3,6 +3,8 @@
 Knows nothing of tiles, sends, fabrics or devices.
 """
 
+from tilepipe.workload.place import place
+from tilepipe.workload.placement import Placed, Placement
 from tilepipe.workload.routing import Imbalance, Routing, draw, imbalance
 from tilepipe.workload.shapes import (
     GemmShape,
@@ -14,12 +16,15 @@ from tilepipe.workload.shapes import (
     row_bytes,
     wire_bytes,
 )
-from tilepipe.workload.trace import Trace, deal, read_trace
+from tilepipe.workload.trace import Selection, Trace, deal, read_counts, read_trace, survey
 
 __all__ = [
     "GemmShape",
     "Imbalance",
+    "Placed",
+    "Placement",
     "Routing",
+    "Selection",
     "Trace",
     "Traffic",
     "deal",
@@ -29,7 +34,10 @@ __all__ = [
     "grouped_gemm_flops",
     "imbalance",
     "logical_bytes",
+    "place",
+    "read_counts",
     "read_trace",
     "row_bytes",
+    "survey",
     "wire_bytes",
 ]

@@ -35,7 +35,7 @@ _SHARES_IN_ALL = 2**40
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """The expert-parallel group: expert e lives on rank e // num_experts_per_rank."""
+    """The expert-parallel group; to a law by rank expert e is on e // num_experts_per_rank."""
 
     num_ranks: int
     num_experts: int
@@ -43,6 +43,7 @@ class Group:
 
     @property
     def num_experts_per_rank(self) -> int:
+        assert self.num_experts % self.num_ranks == 0, f"{self.num_experts} on {self.num_ranks}"
         return self.num_experts // self.num_ranks
 
 

@@ -55,7 +55,7 @@ def row_bits(
 
 
 def expert_weights(
-    expert: int,  # number in the whole group
+    expert: int,  # number in the whole group, never that of a physical expert
     num_n: int,
     num_k: int,
 ) -> NDArray[np.float32]:  # (num_n, num_k), exact in bf16

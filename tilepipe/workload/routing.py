@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilepipe.config import schemas
-from tilepipe.workload import laws
-from tilepipe.workload.trace import Trace, deal, place_of_row, read_trace
+from tilepipe.workload import laws, quota
+from tilepipe.workload.trace import Selection, Trace, deal, place_of_row, read_counts, read_trace
 
-__all__ = ["Imbalance", "Routing", "draw", "imbalance"]
+__all__ = ["Imbalance", "Routing", "draw", "imbalance", "rows_of_experts"]
 
 _DrawnLaw = (
     schemas.UniformRouting
@@ -28,8 +28,8 @@ _DrawnLaw = (
     | schemas.RaggedRouting
 )
 
-# Streams of one seed; ids and weights have one each per rank, popularity one for all ranks.
-_POPULARITY, _IDS, _WEIGHTS = 0, 1, 2
+# Streams of one seed; ids and weights have one each per rank, the others one for all ranks.
+_POPULARITY, _IDS, _WEIGHTS, _QUOTA = 0, 1, 2, 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +37,8 @@ class Routing:
     """The choices of all tokens, one array per rank; ranks may hold different token counts.
 
     Ids of one row are distinct, but for -1 = dropped slot, whose weight is 0. Weights of a drawn
-    row sum to 1 over its valid slots; recorded weights stay as recorded. Expert e lives on rank
-    e // (num_experts // num_ranks).
+    row sum to 1 over its valid slots; recorded weights stay as recorded. Where a rank is asked for,
+    ids are physical experts (see `placement`): id e lives on rank e // (num_experts // num_ranks).
     """
 
     topk_idx: tuple[NDArray[np.int32], ...]  # per rank (num_tokens, num_topk)
@@ -63,12 +63,13 @@ def draw(
     num_topk: int,
 ) -> Routing:
     """The routing that a law describes; equal arguments give equal arrays on every machine."""
-    assert num_experts % num_ranks == 0, f"{num_experts} experts on {num_ranks} ranks"
     assert num_topk <= num_experts, f"topk {num_topk} of {num_experts} experts"
     group = laws.Group(num_ranks=num_ranks, num_experts=num_experts, num_topk=num_topk)
     if isinstance(law, schemas.TraceRouting):
         return _from_trace(law, group, num_tokens=num_tokens)
     assert num_tokens is not None, "only a trace knows its number of tokens"
+    if isinstance(law, schemas.CountsRouting):
+        return _from_counts(law, group, num_tokens=num_tokens)
     shares = _popularity(law, num_experts)
     topk_idx, topk_weights = [], []
     for rank in range(num_ranks):
@@ -81,13 +82,19 @@ def draw(
 
 def imbalance(routing: Routing, num_ranks: int) -> Imbalance:
     """How much more than the mean the fullest expert, and the fullest receiving rank, gets."""
-    rows = np.zeros(routing.num_experts, dtype=np.int64)
-    for ids in routing.topk_idx:
-        rows += np.bincount(ids[ids >= 0], minlength=routing.num_experts)
+    rows = rows_of_experts(routing)
     return Imbalance(
         expert_max_over_mean=_max_over_mean(rows),
         rank_max_over_mean=_max_over_mean(rows.reshape(num_ranks, -1).sum(axis=1)),
     )
+
+
+def rows_of_experts(routing: Routing) -> NDArray[np.int64]:  # (num_experts,)
+    """Rows that all ranks together send to each expert of the routing's own numbering."""
+    rows = np.zeros(routing.num_experts, np.int64)
+    for ids in routing.topk_idx:
+        rows += np.bincount(ids[ids >= 0], minlength=routing.num_experts)
+    return rows
 
 
 def _max_over_mean(rows: NDArray[np.int64]) -> float | None:
@@ -162,14 +169,15 @@ def _drawn_weights(
 
 
 def _from_trace(law: schemas.TraceRouting, group: laws.Group, *, num_tokens: int | None) -> Routing:
-    trace = read_trace(law.path, law.layer)
+    wanted = _selection(law, group, num_tokens)
+    trace = read_trace(law.path, wanted)
     recorded_topk = trace.topk_idx.shape[1]
     if recorded_topk != group.num_topk:
         raise ValueError(
             f"workload.num_topk={group.num_topk}: {law.path} was recorded with topk "
             f"{recorded_topk}; type workload.num_topk={recorded_topk}"
         )
-    _refuse_unknown_experts(law, trace, group)
+    _refuse_unknown_experts(law, wanted, trace, group)
     blocks = deal(trace, group.num_ranks, num_tokens)
     return Routing(
         tuple(block.topk_idx for block in blocks),
@@ -178,17 +186,71 @@ def _from_trace(law: schemas.TraceRouting, group: laws.Group, *, num_tokens: int
     )
 
 
-def _refuse_unknown_experts(law: schemas.TraceRouting, trace: Trace, group: laws.Group) -> None:
+def _selection(law: schemas.TraceRouting, group: laws.Group, num_tokens: int | None) -> Selection:
+    """What the law names, and no more than the ranks will take: reading stops there."""
+    caps = [law.max_tokens] if law.max_tokens is not None else []
+    if num_tokens is not None:
+        caps.append(max(1, group.num_ranks * num_tokens))  # 1: topk is checked even so
+    return Selection(
+        layer=law.layer,
+        request=law.request,
+        first_token=law.first_token,
+        max_tokens=min(caps, default=None),
+        num_layers=law.num_layers,
+        num_topk=group.num_topk,
+    )
+
+
+def _refuse_unknown_experts(
+    law: schemas.TraceRouting, wanted: Selection, trace: Trace, group: laws.Group
+) -> None:
     unknown = trace.topk_idx >= group.num_experts
     if not unknown.any():
         return
     row = int(np.argmax(unknown.any(axis=1)))
-    # The next count that holds every id of the trace and divides by the ranks.
+    # The next count that holds every id that was read and divides by the ranks.
     needed = -(-(int(trace.topk_idx.max()) + 1) // group.num_ranks) * group.num_ranks
     raise ValueError(
-        f"workload.num_experts={group.num_experts}: {place_of_row(law.path, law.layer, row)} of "
+        f"workload.num_experts={group.num_experts}: {place_of_row(law.path, wanted, row)} of "
         f"{law.path} chooses expert {trace.topk_idx[row].max()}; type workload.num_experts={needed}"
     )
+
+
+def _from_counts(law: schemas.CountsRouting, group: laws.Group, *, num_tokens: int) -> Routing:
+    """All ranks' tokens at once: totals per expert are those of the group."""
+    counts = read_counts(law.path, law.layer)
+    _refuse_bad_counts(law, counts, group)
+    shares = np.zeros(group.num_experts, np.int64)
+    shares[: len(counts)] = counts[: group.num_experts]
+    sizes = {"num_tokens": group.num_ranks * num_tokens, "num_topk": group.num_topk}
+    rng = _stream(law.seed, _QUOTA, 0)
+    ids = quota.draw_by_quota(rng, quota.quotas(shares, **sizes), **sizes).astype(np.int32)
+    topk_idx = np.split(ids, group.num_ranks)
+    return Routing(
+        tuple(topk_idx),
+        tuple(
+            _drawn_weights(rows, _stream(law.seed, _WEIGHTS, rank))
+            for rank, rows in enumerate(topk_idx)
+        ),
+        group.num_experts,
+    )
+
+
+def _refuse_bad_counts(
+    law: schemas.CountsRouting, counts: NDArray[np.int64], group: laws.Group
+) -> None:
+    chosen = np.flatnonzero(counts)
+    if chosen[-1] >= group.num_experts:
+        needed = -(-(int(chosen[-1]) + 1) // group.num_ranks) * group.num_ranks
+        raise ValueError(
+            f"workload.num_experts={group.num_experts}: {law.path} counts tokens of expert "
+            f"{chosen[-1]}; type workload.num_experts={needed}"
+        )
+    if len(chosen) < group.num_topk:
+        raise ValueError(
+            f"workload.num_topk={group.num_topk}: {law.path} counts tokens of only {len(chosen)} "
+            f"experts; type at most workload.num_topk={len(chosen)}"
+        )
 
 
 def _recorded_weights(block: Trace) -> NDArray[np.float32]:  # (num_tokens, num_topk)

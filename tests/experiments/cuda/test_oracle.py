@@ -7,6 +7,7 @@ torch = pytest.importorskip("torch")
 
 from tests.experiments.groups import random_routing  # noqa: E402
 from tilepipe.config.choices import Layout  # noqa: E402
+from tilepipe.config.placements import BalancedPlacement  # noqa: E402
 from tilepipe.experiments.cuda import oracle as device_oracle  # noqa: E402
 from tilepipe.experiments.cuda.oracle import DeviceOracle, poison  # noqa: E402
 from tilepipe.experiments.oracle import Oracle  # noqa: E402
@@ -15,7 +16,8 @@ from tilepipe.measure import gate  # noqa: E402
 from tilepipe.reference import moe  # noqa: E402
 from tilepipe.schedule.layout import count_rows, make_layout  # noqa: E402
 from tilepipe.schedule.settings import PlanSettings  # noqa: E402
-from tilepipe.workload import bf16, payload  # noqa: E402
+from tilepipe.workload import bf16, payload, place  # noqa: E402
+from tilepipe.workload.placement import assign, contiguous  # noqa: E402
 from tilepipe.workload.routing import Routing  # noqa: E402
 
 NAMED = {"contender": "dispatch", "stage": "before"}
@@ -27,7 +29,16 @@ ROUTINGS = {
     "no_tokens": random_routing([0, 9], num_experts=2, num_topk=1, seed=2),
     "one_expert": random_routing([30], num_experts=6, num_topk=4, kind="one_expert"),
     "nothing": random_routing([0, 0], num_experts=2, num_topk=1),
+    # Ids are physical experts, some of them replicas of one expert and one of them unused.
+    "placed": place(
+        BalancedPlacement(num_redundant=7),
+        random_routing([20, 9, 20], num_experts=5, num_topk=3, kind="one_expert"),
+    ).physical,
 }
+
+
+def in_blocks(routing):
+    return assign(contiguous(routing.num_experts, len(routing.topk_idx)), routing)
 
 
 class Received:
@@ -59,7 +70,7 @@ class Received:
 
     def verdict(self):
         """The device's, once it is known to be the host's."""
-        host = Oracle(self.routing, rank=self.rank)
+        host = Oracle(in_blocks(self.routing), rank=self.rank)
         on_host = host.check_dispatched(LAUNCH, self.recv_x, self.layout, **NAMED)
 
         device = DeviceOracle(self.routing, rank=self.rank, device="cpu")
@@ -92,7 +103,7 @@ class Combined:
 
     def verdict(self):
         """The device's, once it is known to be the host's."""
-        host = Oracle(self.routing, rank=self.rank)
+        host = Oracle(in_blocks(self.routing), rank=self.rank)
         on_host = host.check_combined(LAUNCH, self.out, **NAMED)
 
         device = DeviceOracle(self.routing, rank=self.rank, device="cpu")

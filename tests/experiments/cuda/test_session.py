@@ -18,8 +18,8 @@ from tilepipe.experiments.cuda.session import CudaSession, knobs_of  # noqa: E40
 from tilepipe.experiments.cuda.trial import measure  # noqa: E402
 from tilepipe.experiments.setting import (  # noqa: E402
     GATE_LAUNCH,
+    placed_routing,
     plan_settings,
-    routing_of,
     shape_of,
 )
 from tilepipe.kernels.group import DeviceGroup  # noqa: E402
@@ -108,14 +108,22 @@ def test_symmetric_bytes_are_those_computed_by_hand(kernel):
     assert symmetric_bytes_of(config_of(kernel)) == HAND_COMPUTED[kernel]
 
 
-@pytest.mark.parametrize("words", [(), ("kernel.layout=packed", "kernel.capacity_factor=1.5")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("kernel.layout=packed", "kernel.capacity_factor=1.5"),
+        ("placement=balanced", "placement.num_redundant=6", "routing=zipf"),
+    ],
+)
 @pytest.mark.parametrize("kernel", TRIALS)
 def test_symmetric_bytes_are_what_a_group_reserves(kernel, words):
     config = config_of(kernel, "workload.num_tokens=77", *words)
-    shape = shape_of(config, routing_of(config), TRIALS[kernel].memory(config))
+    placed = placed_routing(config)
+    shape = shape_of(config, placed.physical, TRIALS[kernel].memory(config))
 
     group = DeviceGroup(
-        plan_settings(config),
+        plan_settings(config, placed),
         shape,
         knobs_of(config),
         watchdog_s=1.0,
@@ -123,6 +131,28 @@ def test_symmetric_bytes_are_what_a_group_reserves(kernel, words):
     )
 
     assert symmetric_bytes_of(config) == group.heap.rank_bytes
+
+
+@pytest.mark.parametrize("kernel", TRIALS)
+def test_replicas_make_room_for_themselves(kernel):
+    plain = symmetric_bytes_of(config_of(kernel))
+    words = ("placement=balanced", "placement.num_redundant=2", "routing=zipf")
+
+    # A rank has 5 physical experts in place of 4: 127 more rows of gaps, each 128 bytes, and what
+    # small tables grow by; every buffer is rounded up.
+    grown = symmetric_bytes_of(config_of(kernel, *words)) - plain
+    assert 127 * 128 <= grown < 127 * 128 + 4 * KIB
+
+
+def test_more_physical_experts_than_the_plan_kernel_counts_are_refused():
+    words = ("kernel.planner=device", "workload.num_experts=1024", "placement=balanced")
+
+    with pytest.raises(
+        ValueError,
+        match=r"^kernel.planner=device: the plan kernel counts at most "
+        r"1024 physical experts, and the placement has 1026; type kernel.planner=",
+    ):
+        symmetric_bytes_of(config_of("dispatch", *words))
 
 
 # Windows of a launch.

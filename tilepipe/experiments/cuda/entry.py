@@ -7,7 +7,7 @@ no GPU and loads no kernel.
 import importlib
 
 from tilepipe.config.schemas import Config
-from tilepipe.experiments.setting import Memory, plan_settings, routing_of, shape_of
+from tilepipe.experiments.setting import Memory, placed_routing, plan_settings, shape_of
 from tilepipe.fabric.device_heap import device_bytes
 from tilepipe.kernels.buffers import buffer_specs
 from tilepipe.records import RankRecord
@@ -28,11 +28,12 @@ def run_ranks(config: Config) -> tuple[RankRecord, ...]:
 
 
 def symmetric_bytes_of(config: Config) -> int:
-    """Bytes of device memory that each rank would reserve; raises what `draw` raises."""
+    """Bytes of device memory that each rank would reserve; raises what `draw` and `place` do."""
     hidden = config.workload.hidden
     memory = {
         "dispatch": Memory(dispatch_hidden=hidden),
         "combine": Memory(home_hidden=hidden),
     }[config.operation.name]
-    shape = shape_of(config, routing_of(config), memory)
-    return device_bytes(buffer_specs(plan_settings(config), shape))
+    placed = placed_routing(config)
+    shape = shape_of(config, placed.physical, memory)
+    return device_bytes(buffer_specs(plan_settings(config, placed), shape))

@@ -21,8 +21,8 @@ from tilepipe.experiments.setting import (
     Components,
     Memory,
     counts_of,
+    placed_routing,
     plan_settings,
-    routing_of,
     shape_of,
 )
 from tilepipe.fabric.table import Slot
@@ -34,7 +34,7 @@ from tilepipe.measure.device import CudaStream, DeviceTimer, L2Flush, Part
 from tilepipe.records import Verdict
 from tilepipe.schedule.layout import count_rows
 from tilepipe.schedule.packed import SLOT_BITS, TOKEN_BITS
-from tilepipe.workload.routing import Routing
+from tilepipe.workload.placement import Placed
 
 __all__ = ["CudaSession", "knobs_of", "opened_session"]
 
@@ -71,12 +71,12 @@ def plans_on_device(config: Config) -> bool:
 
 @contextmanager
 def opened_session(config: Config, memory: Memory) -> Iterator["CudaSession"]:
-    """Draw the routing, reserve memory, and give it back, whatever happens between.
+    """Draw and place the routing, reserve memory, and give it back, whatever happens between.
 
-    Raises what `draw`, `open_heap` and `DeviceGroup` raise.
+    Raises what `draw`, `place`, `open_heap` and `DeviceGroup` raise.
     """
-    routing, knobs = routing_of(config), knobs_of(config)
-    settings, shape = plan_settings(config), shape_of(config, routing, memory)
+    placed, knobs = placed_routing(config), knobs_of(config)
+    settings, shape = plan_settings(config, placed), shape_of(config, placed.physical, memory)
     with open_heap(config, buffer_specs(settings, shape)) as heap:
         group = DeviceGroup(
             settings,
@@ -86,17 +86,18 @@ def opened_session(config: Config, memory: Memory) -> Iterator["CudaSession"]:
             watchdog_s=watchdog_s(config),
             plans_on_device=plans_on_device(config),
         )
-        yield CudaSession(config, routing, group)
+        yield CudaSession(config, placed, group)
 
 
 class CudaSession:
     """Routing, oracle and timer of a group, for the life of a point."""
 
-    def __init__(self, config: Config, routing: Routing, group: DeviceGroup) -> None:
+    def __init__(self, config: Config, placed: Placed, group: DeviceGroup) -> None:
         """Plan all launches to come; raises what `set_routing` raises."""
-        self.config, self.routing, self.group = config, routing, group
+        self.config, self.placed, self.group = config, placed, group
+        self.routing = placed.physical
         self.device = group.device
-        group.set_routing(routing)
+        group.set_routing(self.routing)
         self.ranks: Sequence[int] = group.ranks
         self._oracles: dict[int, DeviceOracle] = {}
         stream = torch.cuda.current_stream()
@@ -212,7 +213,7 @@ class CudaSession:
         )
         counts = counts_of(
             self.config,
-            self.routing,
+            self.placed,
             between,
             self.group.plans[rank],
             heap_bytes=self.group.heap.rank_bytes,

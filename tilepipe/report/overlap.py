@@ -1,0 +1,130 @@
+"""Fused against unfused: from a points table to markers.
+
+Knows nothing of how markers are drawn.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from tilepipe.report.groups import (
+    OWN,
+    WORLD,
+    Group,
+    chunked,
+    grouped,
+    label,
+    ok_rows,
+    titled,
+    varying,
+)
+from tilepipe.report.shapes import DotFigure, DotPanel, Dots, Grid, Value
+from tilepipe.report.words import NULL, caption, scaled, time_unit, told_value, work
+
+__all__ = ["MAX_ROWS", "lower_bound_ns", "overlap_figures"]
+
+Row = dict[str, Any]
+Point = dict[str, Row]  # contender -> row
+
+MAX_ROWS = 16
+# operation -> contender whose time is that of the communication
+_COMMUNICATION = {"dispatch_gemm": "dispatch", "gemm_combine": "push"}
+_BOUND = {
+    "dispatch_gemm": "lower bound max(GEMM, dispatch)",
+    "gemm_combine": "lower bound max(GEMM, push) + reduce",
+}
+_BOUND_NOTE = "The lower bound is made of medians of the parts alone, so it has no interval"
+_BEST_NOTE = "Of several CTA counts the one with the lowest fused time is shown"
+
+
+def overlap_figures(points: pa.Table, operation: str) -> list[DotFigure]:
+    """Fused, sequential and lower bound of each point, its best CTA count where there are more."""
+    rows = [row for row in ok_rows(points) if row["operation"] == operation]
+    by_folder: dict[str, Point] = {}
+    for row in rows:
+        by_folder.setdefault(row["folder"], {})[row["contender"]] = row
+    needed = {"fused", "sequential", "gemm_all", _COMMUNICATION[operation]}
+    fused = [point["fused"] for point in by_folder.values() if needed <= set(point)]
+    figures = []
+    for group in grouped(fused, WORLD):
+        best = _best(group)
+        cut = [name for name in OWN if name != "num_comm_ctas"]
+        for part in chunked(best, limit=MAX_ROWS, columns=OWN, cut=cut):
+            figures.append(_figure(part, by_folder, operation, len(group.rows) > len(best.rows)))
+    return figures
+
+
+def lower_bound_ns(point: Mapping[str, Row], operation: str) -> int:
+    """max(gemm_all, communication), plus the reduction where combine has one; medians."""
+    communication = point[_COMMUNICATION[operation]]["work_ns"]
+    reduce = point["reduce"]["work_ns"] if "reduce" in point else 0
+    return int(max(point["gemm_all"]["work_ns"], communication) + reduce)
+
+
+def _best(group: Group) -> Group:
+    """Of points that differ in their CTA count only, the one with the lowest fused time."""
+    columns = [name for name in OWN if name != "num_comm_ctas"]
+    parts = grouped(group.rows, columns)
+    rows = tuple(min(part.rows, key=lambda row: row["work_ns"]) for part in parts)
+    return Group(title=group.title, rows=rows)
+
+
+def _figure(
+    group: Group, by_folder: Mapping[str, Point], operation: str, is_best: bool
+) -> DotFigure:
+    points = [by_folder[row["folder"]] for row in group.rows]
+    bounds_ns = [lower_bound_ns(point, operation) for point in points]
+    times_ns = [point[name]["work_ns"] for point in points for name in ("fused", "sequential")]
+    unit, divisor = time_unit([*times_ns, *bounds_ns])
+    told = varying(group.rows, OWN) or ["num_tokens"]
+    dots = (
+        *(
+            Dots(label=name, values=tuple(work(point[name], divisor) for point in points))
+            for name in ("fused", "sequential")
+        ),
+        Dots(
+            label=_BOUND[operation],
+            values=tuple(scaled(ns, ns, ns, divisor) for ns in bounds_ns),
+        ),
+    )
+    note = f"{_BOUND_NOTE}. {_BEST_NOTE}" if is_best else _BOUND_NOTE
+    return DotFigure(
+        slug="",
+        title=titled("fused against unfused", group),
+        caption=caption(group.rows, note=f"Times without plan. {note}"),
+        rows=tuple(label(row, told) for row in group.rows),
+        panels=(DotPanel(x_label=unit, dots=dots),),
+        numbers=_numbers(group.rows, told, dots, unit),
+    )
+
+
+def _numbers(rows: Sequence[Row], told: Sequence[str], dots: Sequence[Dots], unit: str) -> Grid:
+    cells = []
+    for place, row in enumerate(rows):
+        times = [told_value(series.values[place]) for series in dots]
+        cells.append((label(row, told), *times, _speedup(row), _share(row["efficiency"])))
+    return Grid(
+        title="",
+        head=(
+            "point",
+            *(f"{word}, {unit}" for word in ("fused", "sequential", "lower bound")),
+            "speed-up (interval)",
+            "efficiency",
+        ),
+        rows=tuple(cells),
+        note="speed-up: sequential over fused, pair by pair; ~: its interval holds 1. "
+        "efficiency: lower bound over fused.",
+    )
+
+
+def _speedup(row: Row) -> str:
+    if row["speedup"] is None:
+        return NULL
+    value = Value(value=row["speedup"], low=row["speedup_low"], high=row["speedup_high"])
+    unsure = "~" if value.low <= 1 <= value.high else ""
+    return f"{value.value:.2f}{unsure} ({value.low:.2f} to {value.high:.2f})"
+
+
+def _share(value: float | None) -> str:
+    return NULL if value is None else f"{value:.2f}"

@@ -1,0 +1,160 @@
+"""Tokens per expert of one layer: from files that hold only such counts, or counted in a trace.
+
+Knows nothing of how tokens are drawn from them.
+
+Counts are stored by SGLang's recorder, or by hand: `.npy`, or `.npz` and JSON under one of the
+names `logical_count`, `expert_counts`, `counts`, of shape (num_experts,), (num_layers, num_experts)
+or (steps, num_layers, num_experts), whose steps are added up; JSON from layer to counts,
+`{"3": [5, 0, 7]}`; CSV with the columns `expert` and `count`, and `layer` where there are several.
+"""
+
+import csv
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilepipe.workload.trace.names import COUNTS
+from tilepipe.workload.trace.reading import FORMATS, find_format
+from tilepipe.workload.trace.recorder import recorded_counts
+from tilepipe.workload.trace.refusals import layer_refusal, refusal
+from tilepipe.workload.trace.rows import MAX_EXPERTS, Met, Selection, check
+from tilepipe.workload.trace.stored import open_arrays
+
+__all__ = ["Counts", "added", "counts_of_file", "read_counts"]
+
+# Layer, None where the file tells none apart, -> tokens per expert (num_experts,).
+Counts = Mapping[int | None, NDArray[np.int64]]
+_MOST = 2**53
+
+
+def read_counts(path: str, layer: int | None) -> NDArray[np.int64]:  # (num_experts,)
+    """Tokens per expert of the layer, or of the only one there is."""
+    counts = counts_of_file(path)
+    if counts is None:
+        counts = _counted(path, layer)
+    if layer is None and len(counts) == 1:
+        return next(iter(counts.values()))
+    if layer not in counts:
+        raise layer_refusal(path, layer, [known for known in counts if known is not None])
+    return counts[layer]
+
+
+def counts_of_file(path: str, *, bare: bool = True) -> Counts | None:
+    """All counts of a file that holds counts; None for a trace.
+
+    A `.npy` says nothing of itself: `bare` takes its numbers for counts.
+    """
+    kind = find_format(path)
+    if kind.startswith("NumPy"):
+        return _of_arrays(path, bare=bare)
+    if FORMATS[kind] is not None:
+        return None
+    if kind.startswith("SGLang"):
+        return _layers(path, recorded_counts(path))
+    return _of_csv(path) if kind.endswith("CSV") else _of_json(path)
+
+
+def _of_arrays(path: str, *, bare: bool) -> Counts | None:
+    with open_arrays(path) as arrays:
+        named = [name for name in ("", *COUNTS) if name in arrays]
+        if not named or (named[0] == "" and not bare):
+            return None
+        held = arrays[named[0]]
+        return _layers(path, held.rows(0, held.shape[0]) if held.shape else np.zeros(()))
+
+
+def _of_json(path: str) -> Counts:
+    held = json.loads(Path(path).read_text(encoding="utf-8"))
+    named = [name for name in COUNTS if name in held]
+    if named:
+        return _layers(path, _array(path, held[named[0]]))
+    return {int(key): _checked(path, _array(path, row), 1) for key, row in held.items()}
+
+
+def _array(path: str, held: Any) -> NDArray[Any]:
+    try:
+        return np.array(held)
+    except ValueError:
+        raise refusal(path, "holds counts of unequal length", "store one per expert") from None
+
+
+def _of_csv(path: str) -> Counts:
+    found: dict[int | None, dict[int, int]] = {}
+    with open(path, encoding="utf-8", newline="") as lines:
+        table = csv.DictReader(lines)
+        head = table.fieldnames or []
+        if not {"expert", "count"} <= set(head):
+            told = f"has the columns {', '.join(head) or 'none'}"
+            raise refusal(path, told, "name them expert, count and, for several layers, layer")
+        for row in table:
+            try:
+                layer = int(row["layer"]) if "layer" in head else None
+                expert, count = int(row["expert"]), int(row["count"])
+            except (TypeError, ValueError):
+                told = f"line {table.line_num} holds something else than whole numbers"
+                raise refusal(path, told) from None
+            of_layer = found.setdefault(layer, {})
+            if expert < 0 or expert >= MAX_EXPERTS or expert in of_layer:
+                told = f"line {table.line_num} has expert {expert} again, or no expert number"
+                raise refusal(path, told)
+            of_layer[expert] = count
+    if not found:
+        raise refusal(path, "no count is recorded in it")
+    return {
+        layer: _checked(path, np.array([row.get(e, 0) for e in range(max(row) + 1)]), 1)
+        for layer, row in found.items()
+    }
+
+
+def _layers(path: str, held: NDArray[Any]) -> Counts:
+    """Counts of every layer that has any: the others are layers without experts."""
+    if held.ndim == 3:
+        held = _checked(path, held, 3).sum(axis=0, dtype=np.int64)
+    if held.ndim == 1:
+        return {None: _checked(path, held, 1)}
+    counts = _checked(path, held, 2)
+    return {layer: counts[layer] for layer in np.flatnonzero(counts.any(axis=1)).tolist()}
+
+
+def _checked(path: str, held: NDArray[Any], num_axes: int) -> NDArray[np.int64]:
+    if held.ndim != num_axes or held.dtype.kind not in "iu" or not held.size:
+        raise refusal(
+            path,
+            f"holds counts of {held.dtype} {held.shape}",
+            "store integers (num_experts,) or (num_layers, num_experts)",
+        )
+    if held.min() < 0 or held.max() > _MOST:
+        raise refusal(path, f"holds a count out of 0..{_MOST}")
+    if not held.any():
+        raise refusal(path, "holds no count above 0")
+    return held.astype(np.int64)
+
+
+def _counted(path: str, layer: int | None) -> Counts:
+    """Count the tokens of a trace, a block at a time."""
+    reader, met = FORMATS[find_format(path)], Met()
+    assert reader is not None
+    counts: dict[int | None, NDArray[np.int64]] = {}
+    for block in reader(path, Selection(layer=layer), met):
+        if layer is not None and block.layer is None:
+            raise layer_refusal(path, layer, ())
+        ids, _ = check(path, block)
+        counts[block.layer] = added(counts.get(block.layer), ids)
+    if not counts and not met.layers:
+        raise refusal(path, "no token is recorded in it")
+    return counts or dict.fromkeys(met.layers, np.zeros(0, np.int64))
+
+
+def added(
+    counts: NDArray[np.int64] | None,  # (num_experts so far,)
+    ids: NDArray[np.integer],  # (num_rows, num_topk)
+) -> NDArray[np.int64]:  # (num_experts now,)
+    """Counts with those of more rows."""
+    before = np.zeros(0, np.int64) if counts is None else counts
+    more = np.bincount(ids[ids >= 0], minlength=len(before))
+    more[: len(before)] += before
+    return more

@@ -1,0 +1,60 @@
+"""Names under which recorders store ids, weights, layers and requests, and how to find them.
+
+Knows nothing of formats; whoever writes files by hand may use any of these names.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from tilepipe.workload.trace.refusals import refusal
+
+__all__ = ["COUNTS", "IDS", "ROUTED", "Names", "find_names"]
+
+# Expert numbers of a token, then gate weights in the same order.
+IDS = ("topk_ids", "topk_idx", "indices", "experts")
+_WEIGHTS = ("topk_weights", "scores", "weights")
+_LAYER = ("layer", "layer_id", "layer_idx")
+_REQUEST = ("req_id", "request_id", "request")
+# What engines call an array whose axes are token, layer, slot.
+ROUTED = "routed_experts"
+# Tokens per expert, with no token told apart.
+COUNTS = ("logical_count", "expert_counts", "counts")
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names one file uses; None: it has no such thing."""
+
+    ids: str
+    weights: str | None
+    layer: str | None
+    request: str | None
+
+
+def find_names(path: str, found: Collection[str], *, place: str = "the file") -> Names:
+    """Pick the known names out of those found; refuses none or two of a kind."""
+    ids = _one(path, found, IDS, place)
+    if ids is None:
+        there = ", ".join(found) or "nothing"
+        raise refusal(
+            path,
+            f"{place} holds {there}, but none of {', '.join(IDS)}",
+            "store the ids under one of these names",
+        )
+    return Names(
+        ids,
+        _one(path, found, _WEIGHTS, place),
+        _one(path, found, _LAYER, place),
+        _one(path, found, _REQUEST, place),
+    )
+
+
+def _one(path: str, found: Collection[str], known: tuple[str, ...], place: str) -> str | None:
+    there = [name for name in known if name in found]
+    if len(there) > 1:
+        raise refusal(
+            path,
+            f"{place} holds {' and '.join(there)}, which mean the same",
+            "store it once, under one of these names",
+        )
+    return there[0] if there else None

@@ -1,0 +1,63 @@
+"""Sentences that refuse a recording: the file, what was found where, and the next step.
+
+Knows nothing of any format.
+"""
+
+from collections.abc import Iterable
+
+__all__ = ["Refusal", "layer_refusal", "listed", "refusal", "request_refusal"]
+
+_RECORD_AGAIN = "record the file again or repair it there"
+# Names told in a sentence before it says how many more there are.
+_MAX_NAMES = 5
+
+
+class Refusal(ValueError):
+    """A sentence for the user, told apart from what a library raises for a broken file."""
+
+
+def refusal(path: str, found: str, next_step: str = _RECORD_AGAIN) -> Refusal:
+    """What is wrong with the file itself."""
+    return Refusal(f"routing.path={path}: {found}; {next_step}")
+
+
+def layer_refusal(path: str, layer: int | None, layers: Iterable[int]) -> Refusal:
+    """A layer that is not there, or none typed where there are several."""
+    typed, present = "null" if layer is None else layer, sorted(layers)
+    if not present:
+        return Refusal(
+            f"routing.layer={typed}: {path} does not tell layers apart; type routing.layer=null"
+        )
+    several = len(present) > 1
+    return Refusal(
+        f"routing.layer={typed}: {path} holds layer{'s' if several else ''} {listed(present)}; "
+        f"type routing.layer={present[0]}" + (" or another of them" if several else "")
+    )
+
+
+def request_refusal(path: str, request: str, requests: Iterable[str]) -> Refusal:
+    """A request that is not there, or one typed where the file names none."""
+    present = sorted(requests)
+    if not present:
+        return Refusal(
+            f"routing.request={request}: {path} does not tell requests apart; "
+            "type routing.request=null"
+        )
+    named = ", ".join(present[:_MAX_NAMES])
+    more = f" and {len(present) - _MAX_NAMES} more" if len(present) > _MAX_NAMES else ""
+    return Refusal(
+        f"routing.request={request}: {path} holds {named}{more}; type one of them, or null for all"
+    )
+
+
+def listed(numbers: Iterable[int]) -> str:
+    """Ascending numbers in words; three or more in a row as first-last."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(
+        f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs
+    )
