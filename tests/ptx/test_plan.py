@@ -108,5 +108,5 @@ def test_every_fence_between_ctas_that_plan_together_is_missed():
         )
         group.set_routing(draw(case, 1))
         group.open(exchange=True)
-        with pytest.raises(Fault, match="a race: (scratch|counts) of rank 0"):
+        with pytest.raises(Fault, match=r"a race: (scratch|counts) of rank 0"):
             group.synchronize()
