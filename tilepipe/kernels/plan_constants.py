@@ -15,7 +15,7 @@ __all__ = ["MAX_PLAN_CTAS", "PlanConstants", "plan_constants_of"]
 
 # CTAs that make the plan of one rank, at most; 8 ranks of them fit a device of 132 SMs.
 MAX_PLAN_CTAS = 8
-# Slots of tokens for which one more CTA is worth its part in every meeting.
+# Slots of tokens for each CTA where there are fewer: one a thread.
 _CTA_SLOTS = 1024
 
 
