@@ -3,7 +3,8 @@
     python -m benchmarks.plan_times [OUT.csv]
 
 8 ranks in one launch on one GPU. A time runs from the last rank's entry to the last rank's exit, so
-it holds no rank's wait for another to be launched, but the exchange and the gate.
+it holds no rank's wait for another to be launched, but the exchange and the gate. Column phases:
+medians up to the end of each phase, from the same beginning, over the last rank's leader.
 """
 
 import csv
@@ -25,7 +26,17 @@ from tilepipe.workload.routing import Routing
 
 NUM_RANKS, NUM_EXPERTS, NUM_TOPK = 8, 256, 8
 NUM_WARMUPS, NUM_LAUNCHES = 3, 20
-COLUMNS = ("order", "granularity", "num_tokens", "kernel", "median_us", "low_us", "high_us")
+TIMES = ("median_us", "low_us", "high_us", "phases")
+COLUMNS = ("order", "granularity", "num_tokens", "kernel", *TIMES)
+# Ends of the phases of each kernel that its leaders leave, in order.
+PHASES = {
+    "plan": (Stamp.plan_counted, Stamp.plan_opened, Stamp.plan_laid_out, Stamp.plan_ordered),
+    "plan_returns": (Stamp.returns_opened, Stamp.returns_laid_out),
+}
+ENDS = {
+    "plan": (Stamp.plan_entry, Stamp.plan_exit),
+    "plan_returns": (Stamp.returns_entry, Stamp.returns_exit),
+}
 # Tokens of a rank at which every order and granularity is looked at, then sizes for the default.
 CASES = [
     *((order, Granularity.tile, tokens) for order in Order for tokens in (4096, 16_384)),
@@ -67,18 +78,18 @@ def elapsed_us(group: DeviceGroup, entry: Stamp, leaving: Stamp) -> float:
     return (max(found[leaving] for found in stamps) - max(found[entry] for found in stamps)) / 1e3
 
 
-def times_of(group: DeviceGroup) -> dict[str, list[float]]:
-    """Microseconds of both plan kernels, launch by launch."""
-    times: dict[str, list[float]] = {"plan": [], "plan_returns": []}
+def times_of(group: DeviceGroup) -> dict[str, list[tuple[float, ...]]]:
+    """Microseconds of both plan kernels, launch by launch: in all, then up to each phase's end."""
+    times: dict[str, list[tuple[float, ...]]] = {kernel: [] for kernel in PHASES}
     for number in range(NUM_WARMUPS + NUM_LAUNCHES):
         group.open(exchange=True)
         group.dispatch()
         group.open(exchange=False)
         group.synchronize()
         if number >= NUM_WARMUPS:
-            times["plan"].append(elapsed_us(group, Stamp.plan_entry, Stamp.plan_exit))
-            back = elapsed_us(group, Stamp.returns_entry, Stamp.returns_exit)
-            times["plan_returns"].append(back)
+            for kernel, (entry, leaving) in ENDS.items():
+                ends = (leaving, *PHASES[kernel])
+                times[kernel].append(tuple(elapsed_us(group, entry, end) for end in ends))
     return times
 
 
@@ -95,10 +106,18 @@ def rows() -> Iterator[dict[str, Any]]:
             assert not any(wrong.values()), wrong
         base = {"order": order.name, "granularity": granularity.name, "num_tokens": num_tokens}
         for kernel, found in times.items():
-            low, median, high = np.quantile(found, (0.0, 0.5, 1.0)).round(2).tolist()
-            yield {**base, "kernel": kernel, "median_us": median, "low_us": low, "high_us": high}
+            low, median, high = np.quantile([t[0] for t in found], (0.0, 0.5, 1.0)).round(2)
+            phases = " ".join(f"{np.median(t):.1f}" for t in zip(*found, strict=True))
+            yield {
+                **base,
+                "kernel": kernel,
+                "median_us": float(median),
+                "low_us": float(low),
+                "high_us": float(high),
+                "phases": phases.split(" ", 1)[1],
+            }
         numpy_us = round(on_host, 0)
-        yield {**base, "kernel": "numpy", "median_us": numpy_us, "low_us": None, "high_us": None}
+        yield {**base, "kernel": "numpy", "median_us": numpy_us}
         del group
         torch.cuda.empty_cache()
 

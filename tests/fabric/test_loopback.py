@@ -143,6 +143,7 @@ SENTENCES = {
     Role.receive_row: "role receive, row 5: its flag is of launch 3, not 7",
     Role.reduce: "role reduce, token 5: expected 7 rows x chunks, seen 3",
     Role.reduce_rank: "role reduce, rank 5: expected 7 rows x chunks, seen 3",
+    Role.plan: "role plan: CTA 5 of the rank has ended round 3, not 7",
 }
 
 

@@ -1,6 +1,7 @@
 """Settings that no kernel can have are refused with what to type instead; needs no GPU."""
 
 import re
+import types
 
 import pytest
 
@@ -91,3 +92,51 @@ def test_what_moves_no_rows_is_the_same_code_for_both_copies(name):
     found = [constants_for(name, copy=copy, num_warps=2, num_stages=6) for copy in Copy]
 
     assert found[0] == found[1]
+
+
+@pytest.fixture
+def plans_on(monkeypatch):
+    """A function that prepares a plan kernel on a device of as many SMs; returns its CTAs."""
+    torch = pytest.importorskip("torch")
+    from tilepipe.fabric.table import NUM_SLOTS
+    from tilepipe.kernels import launcher
+    from tilepipe.kernels.residency import Residency
+
+    compiled = []
+
+    def prepare(num_ranks, num_sms):
+        sms = types.SimpleNamespace(multi_processor_count=num_sms)
+        found = Residency(
+            ctas_per_sm=1, num_sms=num_sms, num_registers=64, shared_bytes=0, local_bytes=0
+        )
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: sms)
+        monkeypatch.setattr(launcher, "residency_of", lambda *_, **__: found)
+        monkeypatch.setattr(launcher, "compile_launch", lambda _, wanted: compiled.append(wanted))
+        monkeypatch.setattr(launcher, "_bound", lambda *_: None)
+        settings = PlanSettings(num_ranks=num_ranks, num_experts=32 * num_ranks, num_topk=8)
+        launcher.Launcher(
+            torch.zeros((num_ranks, NUM_SLOTS), dtype=torch.int64),
+            settings,
+            Shape(max_tokens=4096, num_tokens=4096),
+            launcher.Knobs(num_ctas=1),
+            ranks=range(num_ranks),
+            limit_ns=1,
+        ).prepare("plan")
+        return compiled[-1].num_ctas
+
+    return prepare
+
+
+def test_ranks_that_share_few_sms_are_planned_by_fewer_ctas(plans_on):
+    assert [plans_on(8, num_sms) for num_sms in (132, 64, 63, 8)] == [8, 8, 7, 1]
+
+
+def test_a_plan_whose_ctas_would_not_all_run_at_once_is_refused(plans_on):
+    sentence = (
+        r"launch.num_ranks=8: the plan kernel's 8 ranks x 1 CTAs of 1024 threads must run at once, "
+        r"and this GPU holds 6; lower it, or type kernel.planner=numpy"
+    )
+
+    with pytest.raises(ValueError, match=sentence):
+        plans_on(8, 6)

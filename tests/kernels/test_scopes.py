@@ -4,6 +4,7 @@ One GPU cannot show a scope that is too narrow; neither can any test that runs o
 """
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -43,7 +44,7 @@ def codes(request):
 
     def constants(name):
         if name.startswith("plan"):
-            return plan_constants_of(settings, shape)
+            return replace(plan_constants_of(settings, shape), num_ctas=4)
         return constants_of(name, settings, shape, knobs)
 
     return {name: compile_launch(name, constants(name)).ptx for name in NAMES}
@@ -56,7 +57,9 @@ def test_whatever_orders_or_waits_does_so_for_all_peers(codes, name):
     scopes = set(re.findall(r"(?:relaxed|acq_rel)\.(\w+)", codes[name]))
 
     assert bool(found) == (name != "reduce")  # all its rows are home
-    assert scopes <= {"sys"}
+    # CTAs that plan one rank together wait for 64-bit words of their own.
+    assert scopes <= ({"sys", "gpu"} if name.startswith("plan") else {"sys"})
+    assert not re.search(r"(ld|st|red)\.relaxed\.gpu\.\S*32", codes[name])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -64,11 +67,11 @@ def test_every_polling_loop_looks_at_the_abort_word_and_the_clock(codes, name):
     if name == "reduce":
         pytest.skip("waits for nothing")
     body = codes[name]
-    fences = [match.start() for match in re.finditer(r"fence\.acq_rel\.sys", body)]
+    fences = [match.start() for match in re.finditer(r"fence\.acq_rel\.(?:sys|gpu)", body)]
     waits = [
         body[start:end]
         for start, end in zip([0, *fences], fences, strict=False)
-        if len(re.findall(r"ld\.relaxed\.sys\.global\.b(?:32|64)", body[start:end])) >= 3
+        if len(re.findall(r"ld\.relaxed\.(?:sys|gpu)\.global\.b(?:32|64)", body[start:end])) >= 3
     ]
 
     assert waits, "no wait was found"
@@ -83,10 +86,12 @@ def test_a_gate_zeroes_all_queues_before_it_says_so(codes, name):
         for number, line in enumerate(lines)
         for place in re.findall(r"st\.global\.b32\s+\[%rd\d+\+(\d+)\], 0;", line)
     }
-    first_fence = next(n for n, line in enumerate(lines) if line.startswith("fence.acq_rel.sys"))
 
     assert set(QUEUES) <= set(zeroed)
-    assert all(zeroed[queue] < first_fence for queue in QUEUES)
+    for queue in QUEUES:
+        behind = [line.split()[0] for line in lines[zeroed[queue] :]]
+        told = next(n for n, what in enumerate(behind) if what.startswith("st.relaxed.sys"))
+        assert "fence.acq_rel.sys;" in behind[:told]
 
 
 @pytest.mark.parametrize("name", ["combine", "reduce"])

@@ -4,6 +4,7 @@ Knows nothing of what a launch must leave behind.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -64,6 +65,7 @@ class InterpretedGroup(DeviceGroup):
         apart: bool = False,  # each rank has its own stream, as in processes of their own
         limit_ns: int = 50_000_000,  # of a wait, on the clock of the machine
         plans_on_device: bool = False,
+        plan_changes: Mapping[str, int] | None = None,  # CTAs and threads of the plan kernels
         programs: Mapping[str, Program] | None = None,  # of some launches, in place of their own
     ) -> None:
         super().__init__(
@@ -76,6 +78,7 @@ class InterpretedGroup(DeviceGroup):
         )
         self.machine = Machine(memory_of(self), seed=seed, pace=pace, races=races)
         self._limit_ns = limit_ns
+        self._plan_changes = dict(plan_changes or {})
         self._programs = dict(programs or {})
         self._streams: list[list[Task]] = [[] for _ in (self.ranks if apart else range(1))]
         self.launcher.launch = self._keep  # type: ignore[method-assign]
@@ -120,6 +123,7 @@ class InterpretedGroup(DeviceGroup):
         constants: Any
         if name.startswith("plan"):
             constants = plan_constants_of(self.settings, self.shape)
+            constants = replace(constants, **self._plan_changes)
         else:
             constants = constants_of(name, self.settings, self.shape, self.knobs)
         program = self._programs.get(name) or program_of(name, constants)
@@ -128,7 +132,7 @@ class InterpretedGroup(DeviceGroup):
                 name=name,
                 program=program,
                 arguments=(table, first_rank, self._limit_ns),
-                num_ctas=num_ranks,
+                num_ctas=num_ranks * (constants.num_ctas if name.startswith("plan") else 1),
                 shared_bytes=SHARED_BYTES if name.startswith("plan") else 0,
             )
         gbps = self.knobs.pace_gbps

@@ -1,23 +1,27 @@
 """The plan kernels on the CPU against NumPy's Plan, bit for bit, over launches in one memory."""
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from tests.kernels.plan_cases import PLAIN, draw, settings_of  # noqa: E402
-from tests.ptx.group import InterpretedGroup  # noqa: E402
+from tests.ptx.faults import find, without  # noqa: E402
+from tests.ptx.group import InterpretedGroup, program_of  # noqa: E402
+from tests.ptx.memory import Fault  # noqa: E402
 from tilepipe.config.choices import Granularity, HomeGranularity, Layout, Order  # noqa: E402
-from tilepipe.kernels.launcher import Knobs  # noqa: E402
+from tilepipe.kernels.launcher import Knobs, plan_constants_of  # noqa: E402
 from tilepipe.schedule.shape import Shape  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-# A CTA has 1024 lanes: of more than two CTAs the race finder would compare too many.
-MOST_RANKS_WITH_RACES = 2
+# CTAs of a rank and threads of each are few: the race finder compares every two lanes.
 CASES = [
     {
         "order": Order.edf,
         "kinds": ("uniform", "one_expert"),
+        "team": (3, 32),
         "num_ranks": 2,
         "granularity": Granularity.tile,
         "num_topk": 3,
@@ -25,7 +29,8 @@ CASES = [
     {
         "order": Order.edf_list,
         "kinds": ("masked", "ragged"),
-        "num_ranks": 4,
+        "team": (2, 32),
+        "num_ranks": 3,
         "granularity": Granularity.token,
         "layout": Layout.padded,
         "num_n_tiles": 16,
@@ -33,6 +38,7 @@ CASES = [
     {
         "order": Order.expert,
         "kinds": ("ragged", "one_expert"),
+        "team": (4, 64),
         "num_ranks": 1,
         "granularity": Granularity.expert,
         "home_granularity": HomeGranularity.rank,
@@ -41,6 +47,7 @@ CASES = [
     {
         "order": Order.token,
         "kinds": ("uniform", "masked"),
+        "team": (3, 64),
         "num_ranks": 1,
         "granularity": Granularity.tile,
         "layout": Layout.padded,
@@ -50,6 +57,7 @@ CASES = [
     {
         "order": Order.random,
         "kinds": ("one_expert", "uniform"),
+        "team": (1, 128),
         "num_ranks": 1,
         "granularity": Granularity.expert,
         "home_granularity": HomeGranularity.rank,
@@ -66,8 +74,9 @@ def test_the_plan_kernels_make_the_plan_that_numpy_makes_without_a_race(case):
         settings_of(case),
         Shape(max_tokens=most, num_tokens=most * case["num_ranks"]),
         Knobs(num_ctas=1, num_warps=1),
-        races=case["num_ranks"] <= MOST_RANKS_WITH_RACES,
+        races=True,
         plans_on_device=True,
+        plan_changes=dict(zip(("num_ctas", "num_threads"), case["team"], strict=True)),
     )
     for launch, kind in enumerate(case["kinds"]):
         group.set_routing(draw({**case, "kind": kind}, launch))
@@ -77,3 +86,27 @@ def test_the_plan_kernels_make_the_plan_that_numpy_makes_without_a_race(case):
         group.synchronize()
         for rank in group.ranks:
             assert group.plan_differences(rank, returns_epoch=2 * launch + 2) == [], kind
+
+
+def test_every_fence_between_ctas_that_plan_together_is_missed():
+    case = {**PLAIN, "num_ranks": 1, "tokens": 16, "kind": "uniform"}
+    settings, shape = settings_of(case), Shape(max_tokens=16, num_tokens=16)
+    team = {"num_ctas": 3, "num_threads": 32}
+    program = program_of("plan", replace(plan_constants_of(settings, shape), **team))
+    fences = find(program, "fence.acq_rel.gpu")
+
+    assert len(fences) == 6
+    for fence in fences:
+        group = InterpretedGroup(
+            settings,
+            shape,
+            Knobs(num_ctas=1, num_warps=1),
+            races=True,
+            plans_on_device=True,
+            plan_changes=team,
+            programs={"plan": without(program, fence)},
+        )
+        group.set_routing(draw(case, 1))
+        group.open(exchange=True)
+        with pytest.raises(Fault, match=r"a race: (scratch|counts) of rank 0"):
+            group.synchronize()

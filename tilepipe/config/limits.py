@@ -24,7 +24,7 @@ __all__ = [
 MAX_LOOPBACK_RANKS = 8  # they share one GPU
 MAX_NVSHMEM_RANKS = 32  # a lane of a warp watches each rank
 MAX_TOPK = 32  # a lane of a warp holds each slot of a token
-# The plan kernel counts experts warp by warp: 156 bytes of shared memory an expert.
+# The plan kernel counts experts warp by warp: 168 bytes of shared memory an expert.
 MAX_PLANNED_EXPERTS = 1024
 # Any other it would send by expert.
 PLANNED_ORDERS = ("edf", "edf_list", "expert", "token", "random")

@@ -170,4 +170,6 @@ def _sentence(rank: int, record: Mapping[str, int], limit_s: float) -> str:
             what = f"role reduce, token {item}: expected {expected} rows x chunks, seen {seen}"
         case Role.reduce_rank:
             what = f"role reduce, rank {item}: expected {expected} rows x chunks, seen {seen}"
+        case Role.plan:
+            what = f"role plan: CTA {item} of the rank has ended round {seen}, not {expected}"
     return f"{waited}{what}; epoch {record['epoch']}"

@@ -49,7 +49,8 @@ class Slot(_FromZero):
     token_expected = auto()  # (tokens,) int32
     rank_expected = auto()  # (num_ranks,) int32
     stamps = auto()  # (len(Stamp),) int64: moments of the device's clock, see Stamp
-    scratch = auto()  # int32: what the plan kernel keeps of tickets and runs
+    scratch = auto()  # int32: what the plan kernels keep, see PlanConstants
+    plan_rounds = auto()  # (CTAs,) int64: rounds that each CTA of the plan kernels has ended
     record = auto()  # (len(RECORD_FIELDS),) int64 in pinned host memory: why this rank gave up
 
 
@@ -84,8 +85,14 @@ class Stamp(_FromZero):
     """Moments that kernels leave, nanoseconds of the device's clock."""
 
     plan_entry = auto()  # the rank's plan kernel has begun
-    plan_exit = auto()  # and written the plan
+    plan_counted = auto()  # its leader has counted its share of slots
+    plan_opened = auto()  # the leader has passed the gate
+    plan_laid_out = auto()  # and knows where every row lands
+    plan_ordered = auto()  # all know where every ticket begins
+    plan_exit = auto()  # the last CTA has written its part
     returns_entry = auto()  # the same of the way back
+    returns_opened = auto()
+    returns_laid_out = auto()
     returns_exit = auto()
 
 
@@ -101,3 +108,4 @@ class Role(IntEnum):
     receive_row = 5  # for one row, granularity token; item: receive row, expected: epoch
     reduce = 3  # for a token's rows; item: token
     reduce_rank = 4  # for a rank's rows; item: rank
+    plan = 6  # for another CTA of the rank's plan kernel; item: that CTA, expected: round

@@ -3,39 +3,24 @@
 Knows nothing of torch and of launches.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from tilepipe.fabric.host import ArraySpec
 from tilepipe.fabric.table import NUM_WORDS, Slot, Stamp
+from tilepipe.kernels.plan_constants import MAX_PLAN_CTAS, plan_constants_of
 from tilepipe.schedule.layout import tile_capacity
-from tilepipe.schedule.settings import TICKET_ROWS, PlanSettings
+from tilepipe.schedule.settings import PlanSettings
 from tilepipe.schedule.shape import Shape, capacity_of
 
-__all__ = ["buffer_specs", "counter_capacity", "run_capacity", "ticket_capacity"]
+__all__ = ["buffer_specs", "counter_capacity"]
 
 
 def counter_capacity(settings: PlanSettings, shape: Shape) -> int:
     """Readiness counters to reserve: one an M tile, or one an expert, whichever is more."""
     tiles = tile_capacity(settings, capacity_of(settings, shape))
     return max(tiles, settings.num_experts_per_rank)
-
-
-def run_capacity(settings: PlanSettings, shape: Shape) -> int:
-    """Runs of one rank, sent or returned: one a tile that it fills, and two ends an expert."""
-    rows = max(shape.max_tokens * settings.num_topk, capacity_of(settings, shape))
-    return rows // settings.tile_m + 2 * settings.num_experts
-
-
-def ticket_capacity(settings: PlanSettings, shape: Shape) -> int:
-    """Tickets of one rank: full ones, and a short one a run."""
-    rows = max(shape.max_tokens * settings.num_topk, capacity_of(settings, shape))
-    return rows // TICKET_ROWS + run_capacity(settings, shape)
-
-
-def scratch_capacity(settings: PlanSettings, shape: Shape) -> int:
-    """Words that a plan kernel keeps: two a ticket, then token bins or runs, by order."""
-    tickets, runs = ticket_capacity(settings, shape), run_capacity(settings, shape)
-    return 2 * tickets + max(2 * tickets + max(shape.max_tokens, 1) + 1, 2 * runs)
 
 
 def buffer_specs(settings: PlanSettings, shape: Shape) -> dict[Slot, ArraySpec]:
@@ -47,6 +32,7 @@ def buffer_specs(settings: PlanSettings, shape: Shape) -> dict[Slot, ArraySpec]:
     slots = tokens * topk
     dispatched, returned = shape.dispatch_hidden, shape.home_hidden
     held = max(rows, 1)
+    plan = replace(plan_constants_of(settings, shape), num_ctas=MAX_PLAN_CTAS)
     sizes: dict[Slot, tuple[tuple[int, ...], type]] = {
         Slot.recv_x: ((held, dispatched), np.int16),
         Slot.row_home: ((held,), np.int64),
@@ -75,6 +61,7 @@ def buffer_specs(settings: PlanSettings, shape: Shape) -> dict[Slot, ArraySpec]:
         Slot.token_expected: ((tokens,), np.int32),
         Slot.rank_expected: ((ranks,), np.int32),
         Slot.stamps: ((len(Stamp),), np.int64),
-        Slot.scratch: ((scratch_capacity(settings, shape),), np.int32),
+        Slot.scratch: ((plan.scratch_words,), np.int32),
+        Slot.plan_rounds: ((MAX_PLAN_CTAS,), np.int64),
     }
     return {slot: ArraySpec(shape=size, dtype=dtype) for slot, (size, dtype) in sizes.items()}

@@ -18,14 +18,17 @@ from tilepipe.kernels.move import warp_memory
 __all__ = ["communication_entry", "rank_entry"]
 
 
-def rank_entry(num_threads: int, body: Callable[..., Any]) -> Any:
-    """One CTA a rank of this process; each thread calls `body(table, rank, thread, limit_ns)`."""
+def rank_entry(num_threads: int, body: Callable[..., Any], *, num_ctas: int = 1) -> Any:
+    """As many CTAs for each rank of this process.
+
+    Each thread calls `body(table, rank, number, thread, limit_ns)`; `number` is of the rank's CTAs.
+    """
 
     @cute.kernel
     def kernel(table: cute.Pointer, first_rank: Int32, limit_ns: Int64):
         thread, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
-        body(table, first_rank + cta, thread, limit_ns)
+        body(table, first_rank + cta // num_ctas, cta % num_ctas, thread, limit_ns)
 
     @cute.jit
     def host(
@@ -36,7 +39,7 @@ def rank_entry(num_threads: int, body: Callable[..., Any]) -> Any:
         stream: cuda.CUstream,
     ):
         kernel(table, first_rank, limit_ns).launch(
-            grid=[num_ranks, 1, 1],
+            grid=[num_ranks * num_ctas, 1, 1],
             block=[num_threads, 1, 1],
             min_blocks_per_mp=1,  # all registers that so many threads leave: none may spill
             stream=stream,

@@ -16,7 +16,6 @@ from cutlass.cute.runtime import make_fake_stream, make_ptr
 
 from tilepipe.config.choices import Copy, Granularity, HomeGranularity
 from tilepipe.config.limits import SHARED_BYTES, STAGE_BYTES, max_combine_warps
-from tilepipe.kernels.buffers import run_capacity, ticket_capacity
 from tilepipe.kernels.combine import combine_entry
 from tilepipe.kernels.compile import Code, compile_code
 from tilepipe.kernels.constants import Constants
@@ -24,12 +23,12 @@ from tilepipe.kernels.dispatch import dispatch_entry
 from tilepipe.kernels.memory import LANES
 from tilepipe.kernels.move import shared_bytes
 from tilepipe.kernels.plan import plan_entry
+from tilepipe.kernels.plan_constants import MAX_PLAN_CTAS, PlanConstants, plan_constants_of
 from tilepipe.kernels.protocol import gate_entry
 from tilepipe.kernels.residency import Residency, residency_of
 from tilepipe.kernels.returns import returns_entry
-from tilepipe.kernels.tickets import PlanConstants
 from tilepipe.schedule.settings import PlanSettings
-from tilepipe.schedule.shape import Shape, capacity_of
+from tilepipe.schedule.shape import Shape
 
 __all__ = [
     "LAUNCHES",
@@ -156,19 +155,8 @@ def _check_combine(constants: Constants) -> None:
 
 
 def opens(name: str) -> bool:
-    """Whether a launch is the gate of another, one CTA a rank."""
+    """Whether a launch is the gate of another."""
     return name.startswith(("open", "plan"))
-
-
-def plan_constants_of(settings: PlanSettings, shape: Shape) -> PlanConstants:
-    """What the plan kernels are compiled for."""
-    return PlanConstants(
-        settings=settings,
-        capacity=capacity_of(settings, shape),
-        max_tickets=ticket_capacity(settings, shape),
-        max_runs=run_capacity(settings, shape),
-        max_tokens=max(shape.max_tokens, 1),
-    )
 
 
 @cache
@@ -219,18 +207,39 @@ class Launcher:
             if name not in self._ready:
                 constants: Constants | PlanConstants
                 if name.startswith("plan"):
-                    constants = plan_constants_of(self._settings, self._shape)
+                    constants = self._plan_constants()
                 else:
                     constants = constants_of(name, self._settings, self._shape, self._knobs)
                 code = compile_launch(name, constants)
                 arguments = self._arguments(name, code, constants)
                 self._ready[name] = _bound(code, arguments)
 
+    def _plan_constants(self) -> PlanConstants:
+        """As many CTAs a rank as one SM each allows, up to what the plan has use for."""
+        device = torch.cuda.get_device_properties(torch.cuda.current_device())
+        most = max(1, device.multi_processor_count // len(self._ranks))
+        return plan_constants_of(self._settings, self._shape, max_ctas=min(most, MAX_PLAN_CTAS))
+
+    def _check_plan(self, name: str, code: Code, constants: PlanConstants) -> None:
+        """Refuse plan kernels whose CTAs, which wait for each other, would not all run at once."""
+        num_ranks, num_ctas = len(self._ranks), constants.num_ctas
+        found = self.residency[name] = residency_of(
+            code, num_threads=constants.num_threads, dynamic_bytes=constants.shared_bytes
+        )
+        if num_ranks * num_ctas > found.max_ctas:
+            raise ValueError(
+                f"launch.num_ranks={num_ranks}: the plan kernel's {num_ranks} ranks x {num_ctas} "
+                f"CTAs of {constants.num_threads} threads must run at once, and this GPU holds "
+                f"{found.max_ctas}; lower it, or type kernel.planner=numpy"
+            )
+
     def _arguments(
         self, name: str, code: Code, constants: Constants | PlanConstants
     ) -> tuple[Any, ...]:
         num_ranks, knobs = len(self._ranks), self._knobs
         ranks = (self._table, Int32(self._ranks.start), Int32(num_ranks))
+        if isinstance(constants, PlanConstants):
+            self._check_plan(name, code, constants)
         if isinstance(constants, PlanConstants) or opens(name):
             return (*ranks, Int64(self._limit_ns))
         num_threads = constants.num_warps * LANES

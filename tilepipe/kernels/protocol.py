@@ -195,7 +195,7 @@ def pass_gate(
 def gate_entry(constants: Constants, *, exchange: bool, preset: bool = False):
     """Host function that opens a launch on all ranks of this process, one CTA each."""
 
-    def body(table, rank, thread, limit_ns):
+    def body(table, rank, _number, thread, limit_ns):
         open_launch(table, rank, thread, GATE_THREADS, constants, exchange, preset, limit_ns)
 
     return rank_entry(GATE_THREADS, body)

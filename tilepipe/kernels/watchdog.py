@@ -15,11 +15,12 @@ from tilepipe.kernels.semaphore import (
     load_relaxed,
     now_ns,
     publish_set,
+    raise_to,
     set_relaxed,
     wait_at_least,
 )
 
-__all__ = ["abort_word", "give_up", "leave_stamp", "wait_or_give_up"]
+__all__ = ["abort_word", "give_up", "leave_last_stamp", "leave_stamp", "wait_or_give_up"]
 
 
 @cute.jit
@@ -27,6 +28,14 @@ def leave_stamp(table: cute.Pointer, rank: Int32, thread: Int32, stamp: cutlass.
     """Write the moment; called by all threads of a CTA, one of which writes."""
     if thread == 0:
         buffer(address(table, rank, Slot.stamps), Int64)[int(stamp)] = now_ns()
+
+
+@cute.jit
+def leave_last_stamp(table: cute.Pointer, rank: Int32, thread: Int32, stamp: cutlass.Constexpr):
+    """As `leave_stamp` of several CTAs of a rank, the last of which counts."""
+    if thread == 0:
+        place = element(address(table, rank, Slot.stamps), Int32(int(stamp)), Int64)
+        raise_to(place, now_ns(), Scope.gpu)
 
 
 def abort_word(table: cute.Pointer, rank: Int32) -> Int32:
