@@ -8,13 +8,23 @@ from dataclasses import dataclass
 
 from tilepipe.workload.trace.refusals import refusal
 
-__all__ = ["COUNTS", "IDS", "ROUTED", "Names", "find_names", "one_name"]
+__all__ = [
+    "COUNTS",
+    "IDS",
+    "LAYER",
+    "REQUEST",
+    "ROUTED",
+    "WEIGHTS",
+    "Names",
+    "find_names",
+    "one_name",
+]
 
 # Expert numbers of a token, then gate weights in the same order.
 IDS = ("topk_ids", "topk_idx", "indices", "experts")
-_WEIGHTS = ("topk_weights", "scores", "weights")
-_LAYER = ("layer", "layer_id", "layer_idx")
-_REQUEST = ("req_id", "request_id", "request")
+WEIGHTS = ("topk_weights", "scores", "weights")
+LAYER = ("layer", "layer_id", "layer_idx")
+REQUEST = ("req_id", "request_id", "request")
 # What engines call an array whose axes are token, layer, slot.
 ROUTED = "routed_experts"
 # Tokens per expert, with no token told apart.
@@ -45,9 +55,9 @@ def find_names(
         )
     return Names(
         ids,
-        one_name(path, found, _WEIGHTS, place),
-        one_name(path, found, _LAYER, place),
-        one_name(path, found, _REQUEST, place),
+        one_name(path, found, WEIGHTS, place),
+        one_name(path, found, LAYER, place),
+        one_name(path, found, REQUEST, place),
     )
 
 
