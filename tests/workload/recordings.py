@@ -181,7 +181,7 @@ def recorder_dump(ids, *, logical=None):
     for number, part in enumerate((ids[:, :half], ids[:, half:])):
         buffer = torch.full((len(ids), 64, 8), -1, dtype=torch.int32)
         buffer[:, : part.shape[1], : ids.shape[2]] = torch.from_numpy(part.astype(np.int32))
-        counts = np.stack([np.bincount(rows.ravel(), minlength=256) for rows in part])
+        counts = np.stack([np.bincount(rows[rows >= 0], minlength=256) for rows in part])
         records.append(
             {
                 "forward_pass_id": number,

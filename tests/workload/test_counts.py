@@ -259,14 +259,14 @@ BAD = {
             "expert,tokens\n1,2\n"
         ),
         f"line 3 holds something else than whole numbers; {REPAIR}": "expert,count\n1,2\n2,x\n",
-        f"line 3 has expert 1 again, or no expert number; {REPAIR}": "expert,count\n1,2\n1,3\n",
+        f"line 3 has expert 1 again; {REPAIR}": "expert,count\n1,2\n1,3\n",
         f"no count is recorded in it; {REPAIR}": "expert,count\n",
     },
     "bad.json": {
         "holds counts of unequal length; store one per expert": '{"counts": [[1, 2], [3]]}',
         "holds counts of float64 (2,); store integers (num_experts,) or (num_layers, "
         "num_experts)": '{"counts": [1, 2.5]}',
-        f"holds a count out of 0..{2**53}; {REPAIR}": '{"counts": [1, -2]}',
+        f"expert 1 has a count out of 0..{2**53} (-2); {REPAIR}": '{"counts": [1, -2]}',
         f"holds no count above 0; {REPAIR}": '{"counts": [0, 0]}',
     },
 }

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilepipe.config import schemas
+from tilepipe.config.routings import LOG_LINES
 from tilepipe.workload import Selection, Trace, deal, draw, read_trace
 
 META = {"type": "meta", "model_id": "toy", "top_k": 2}
@@ -210,16 +211,19 @@ REPAIR = "record the file again or repair it there"
 BAD_LINES = {
     "is not valid JSON, or was cut short": '{"layer": 0, "topk_ids": [1, 2',
     "is not a JSON object": "[1, 2]",
-    "has no whole number as layer": json.dumps({"topk_ids": [1, 2]}),
+    "has no layer number as layer (null)": json.dumps({"topk_ids": [1, 2]}),
     "has no list topk_ids": json.dumps({"layer": 0, "experts": [1, 2]}),
     "has 3 ids where the rows before have 2": json.dumps(row([1, 2, 3], [1, 1, 1])),
-    "has a topk_ids entry that is no expert number": json.dumps(row([1.0, 2], [1, 1])),
-    "has an id that is no expert number": json.dumps(row([-2, 2], [1, 1])),
-    "has the same expert twice": json.dumps(row([2, 2], [1, 1])),
+    "has topk_ids with an entry that is no whole number (1.0)": json.dumps(row([1.0, 2], [1, 1])),
+    "has an id that is no expert number (-2)": json.dumps(row([-2, 2], [1, 1])),
+    "has the same expert twice (2)": json.dumps(row([2, 2], [1, 1])),
     "has no weights where the rows before have some": json.dumps(row([1, 2])),
-    "has no 2 topk_weights, one per id": json.dumps(row([1, 2], [1])),
-    "has a topk_weights entry that is no number": json.dumps(row([1, 2], ["a", 1])),
-    "has a weight that is negative, infinite or no number": json.dumps(row([1, 2], [1, np.nan])),
+    "has topk_ids and topk_weights of unequal length, 2 and 1": json.dumps(row([1, 2], [1])),
+    'has topk_weights with an entry that is no number ("a")': json.dumps(row([1, 2], ["a", 1])),
+    "has topk_weights with an entry that is no number (true)": json.dumps(row([1, 2], [True, 1])),
+    "has a weight that is negative, infinite in float32 or no number (NaN)": json.dumps(
+        row([1, 2], [1, np.nan])
+    ),
 }
 
 
@@ -246,16 +250,26 @@ def test_a_broken_character_is_refused_with_its_line(tmp_path):
     path = tmp_path / "trace.jsonl"
     path.write_bytes(json.dumps(row([0, 1])).encode() + b'\n{"layer": "\xff"}\n')
 
-    assert refusal(str(path)) == (
-        f"routing.path={path}: line 2 is not valid JSON, or was cut short; {REPAIR}"
-    )
+    assert refusal(str(path)) == (f"routing.path={path}: line 2 is not UTF-8; write it as UTF-8")
 
 
 @pytest.mark.parametrize("records", [[], [META]])
 def test_a_log_without_tokens_is_refused(tmp_path, records):
     path = write_jsonl(tmp_path, records)
 
-    assert refusal(path) == f"routing.path={path}: no token is recorded in it; {REPAIR}"
+    assert refusal(path) == (
+        f"routing.path={path}: no token is recorded in it; two lines of a log are {LOG_LINES}"
+    )
+
+
+def test_the_two_lines_that_sentences_show_are_a_recording(tmp_path):
+    path = tmp_path / "shown.jsonl"
+    path.write_text(LOG_LINES.replace(" and ", "\n"))
+
+    trace = read_trace(str(path), Selection(layer=0))
+
+    assert trace.topk_idx.tolist() == [[3, 17]]
+    assert trace.topk_weights.tolist() == [pytest.approx([0.6, 0.4])]
 
 
 def test_a_missing_file_and_an_unknown_suffix_are_refused(tmp_path):
@@ -305,11 +319,11 @@ BAD_ARRAYS = {
         "topk_weights": np.ones((1, 2)),
     },
     f"no token is recorded in it; {REPAIR}": {"topk_ids": np.zeros((0, 2), np.int32)},
-    f"row 1 has the same expert twice; {REPAIR}": {"topk_ids": np.array([[-1, -1], [3, 3]])},
-    f"row 1 has an id that is no expert number; {REPAIR}": {
+    f"row 1 has the same expert twice (3); {REPAIR}": {"topk_ids": np.array([[-1, -1], [3, 3]])},
+    f"row 1 has an id that is no expert number (2147483648); {REPAIR}": {
         "topk_ids": np.array([[0, 1], [2**31, 2]])
     },
-    f"row 0 has a weight that is negative, infinite or no number; {REPAIR}": {
+    f"row 0 has a weight that is negative, infinite in float32 or no number (1e+300); {REPAIR}": {
         "topk_ids": np.array([[0, 1]]),
         "topk_weights": np.array([[1e300, 0.0]]),
     },
@@ -384,7 +398,7 @@ def test_a_log_without_a_layer_or_ids_is_named(tmp_path):
 
     assert refusal(path) == (
         f"routing.path={path}: line 2 holds layer, tokens, but none of topk_ids, topk_idx, "
-        "indices, experts; store the ids under one of these names"
+        f"indices, experts; store the ids under one of these names, as in {LOG_LINES}"
     )
 
 

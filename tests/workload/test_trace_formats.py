@@ -126,7 +126,7 @@ def test_every_format_names_the_place_of_a_repeated_expert(tmp_path, name):
         "vllm_lists": "line 1, token 8",
         "recorder": "record 1, token 3",
     }
-    assert told.endswith(f": {places.get(name, 'row 9')} has the same expert twice; {REPAIR}")
+    assert told.endswith(f": {places.get(name, 'row 9')} has the same expert twice (5); {REPAIR}")
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -288,23 +288,28 @@ PARQUET = {
     },
     f"row 1 has no list topk_ids; {REPAIR}": {"topk_ids": [[1, 2], None, [2, 3]]},
     f"row 0 has no list topk_ids; {REPAIR}": {"topk_ids": pa.array([[]], pa.list_(pa.int8()))},
-    f"row 2 has a topk_ids entry that is no expert number; {REPAIR}": {
+    f"row 2 has topk_ids with an entry that is no whole number (null); {REPAIR}": {
         "topk_ids": [[1, 2], [3, 4], [2, None]]
     },
-    f"row 1 has no 2 topk_weights, one per id; {REPAIR}": {
+    f"row 1 has topk_ids and topk_weights of unequal length, 2 and 1; {REPAIR}": {
         "topk_ids": [[1, 2], [3, 4]],
         "topk_weights": [[0.5, 0.5], [0.5]],
     },
-    f"row 1 has a topk_weights entry that is no number; {REPAIR}": {
+    f"row 1 has topk_weights with an entry that is no number (null); {REPAIR}": {
         "topk_ids": [[1, 2], [3, 4]],
         "topk_weights": [[0.5, 0.5], [0.5, None]],
     },
-    f"row 1 has a weight that is negative, infinite or no number; {REPAIR}": {
+    f"row 1 has a weight that is negative, infinite in float32 or no number (-1.0); {REPAIR}": {
         "topk_ids": [[1, 2], [3, 4]],
         "topk_weights": [[0.5, 0.5], [0.5, -1.0]],
     },
-    f"row 1 has an id that is no expert number; {REPAIR}": {"topk_ids": [[1, 2], [3, 2**40]]},
-    f"row 1 has no layer; {REPAIR}": {"topk_ids": [[1], [2]], "layer": [0, None]},
+    f"row 1 has an id that is no expert number (1099511627776); {REPAIR}": {
+        "topk_ids": [[1, 2], [3, 2**40]]
+    },
+    f"row 1 has no layer number as layer (null); {REPAIR}": {
+        "topk_ids": [[1], [2]],
+        "layer": [0, None],
+    },
     f"no token is recorded in it; {REPAIR}": {"topk_ids": pa.array([], pa.list_(pa.int8()))},
 }
 
@@ -414,9 +419,11 @@ def test_answers_of_two_models_are_refused(tmp_path):
 
 QUERIES = {
     "element 0, layer 3, row 1 has 1 ids where the rows before have 2": [{"3": [[1, 2], [3]]}],
-    "element 1, layer 3, row 0 has no list ids": [{"3": [[1, 2]]}, {"3": [4]}],
+    "element 1, layer 3, row 0 has no list experts": [{"3": [[1, 2]]}, {"3": [4]}],
     "element 0, layer 3 has no list of tokens": [{"3": 4}],
-    "element 0, layer 3, row 0 has a ids entry that is no expert number": [{"3": [[1.5, 2]]}],
+    "element 0, layer 3, row 0 has experts with an entry that is no whole number (1.5)": [
+        {"3": [[1.5, 2]]}
+    ],
     "element 1 is no object of layer numbers": [{"3": [[1, 2]]}, {"x": [[1, 2]]}],
     "no token is recorded in it": [],
     "is an array of neither answers nor steps": [{"topk_ids": [1, 2]}],

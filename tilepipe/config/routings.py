@@ -9,6 +9,7 @@ from tilepipe.config.choices import Law
 from tilepipe.config.refuse import require, require_own
 
 __all__ = [
+    "LOG_LINES",
     "ROUTINGS",
     "AllLocalRouting",
     "AllRemoteRouting",
@@ -23,6 +24,10 @@ __all__ = [
     "UniformRouting",
     "ZipfRouting",
 ]
+
+# What the smallest recording and the smallest file of counts look like, for those who have none.
+LOG_LINES = '{"type": "meta"} and {"layer": 0, "topk_ids": [3, 17], "topk_weights": [0.6, 0.4]}'
+_COUNT_LINES = "layer,expert,count and 0,17,4096"
 
 
 @dataclass(kw_only=True)
@@ -43,7 +48,9 @@ def _require_share(share: float) -> None:
 
 def _require_file(law: Law, path: str, layer: int | None) -> None:
     named = path not in ("", "???")
-    require(named, "routing.path", path, f"routing={law.name} needs routing.path=FILE")
+    lines = f"CSV with the lines {_COUNT_LINES}" if law is Law.counts else f"lines {LOG_LINES}"
+    needed = f"routing={law.name} needs routing.path=FILE, of a format in docs/routing.md, such as"
+    require(named, "routing.path", path, f"{needed} {lines}")
     counted = layer is None or layer >= 0
     require(counted, "routing.layer", layer, "must be 0 or more, or null")
 

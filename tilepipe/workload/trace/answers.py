@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from tilepipe.workload.trace.names import ROUTED
 from tilepipe.workload.trace.refusals import refusal
 from tilepipe.workload.trace.rows import Block, Met, Selection
-from tilepipe.workload.trace.stored import BROKEN
+from tilepipe.workload.trace.stored import BROKEN, stored
 from tilepipe.workload.trace.values import values
 
 __all__ = ["is_answer", "read_answers"]
@@ -123,6 +123,7 @@ def _num_tokens(told: dict[str, Any]) -> int | None:
 def _decode(
     path: str, place: str, held: Any, selection: Selection, num_tokens: int | None
 ) -> NDArray[np.integer]:  # (num_tokens, num_layers, num_topk)
+    experts: NDArray[Any]
     if isinstance(held, str):
         try:
             content = base64.b64decode(held, validate=True)
@@ -131,7 +132,8 @@ def _decode(
         if not content.startswith(b"\x93NUMPY"):
             return _flat(path, place, content, selection, num_tokens)
         try:
-            experts = np.load(io.BytesIO(content), allow_pickle=False)
+            array = stored(io.BytesIO(content), len(content))
+            experts = array.rows(0, array.shape[0]) if array.shape else np.zeros((), array.dtype)
         except BROKEN:
             raise refusal(path, f"{place} has a .npy that was cut short") from None
     else:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilepipe.workload.trace.names import Names
-from tilepipe.workload.trace.rows import Block, Met, Selection
+from tilepipe.workload.trace.rows import MAX_LAYER, Block, Met, Selection
 
 __all__ = ["Columns", "blocks_of"]
 
@@ -85,11 +85,13 @@ def _words(column: Any) -> Any:
 
 
 def blocks_of(columns: Columns, selection: Selection, met: Met) -> list[Block] | None:
-    """One block per layer that is wanted; None where rows of a layer differ in form."""
+    """One block per wanted layer; None where one is no number, or its rows differ in form."""
     if columns.layers is None:
         parts: dict[int | None, Columns] = {None: columns}
     else:
         present = np.unique(columns.layers).tolist()
+        if present and not 0 <= present[0] <= present[-1] <= MAX_LAYER:
+            return None
         met.layers.update(present)
         parts = {
             layer: columns.where(columns.layers == np.int64(layer))

@@ -9,20 +9,19 @@ or (steps, num_layers, num_experts), whose steps are added up; JSON from layer t
 """
 
 import csv
-import json
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tilepipe.workload.trace.names import COUNTS
+from tilepipe.workload.trace.names import COUNTS, one_name
 from tilepipe.workload.trace.reading import FORMATS, find_format
 from tilepipe.workload.trace.recorder import recorded_counts
-from tilepipe.workload.trace.refusals import layer_refusal, refusal
-from tilepipe.workload.trace.rows import MAX_EXPERTS, Met, Selection, check
+from tilepipe.workload.trace.refusals import Refusal, layer_refusal, refusal, shown
+from tilepipe.workload.trace.rows import MAX_EXPERTS, MAX_LAYER, Met, Selection, check
 from tilepipe.workload.trace.stored import open_arrays
+from tilepipe.workload.trace.values import values
 
 __all__ = ["Counts", "added", "counts_of_file", "read_counts"]
 
@@ -60,18 +59,21 @@ def counts_of_file(path: str, *, bare: bool = True) -> Counts | None:
 
 def _of_arrays(path: str, *, bare: bool) -> Counts | None:
     with open_arrays(path) as arrays:
-        named = [name for name in ("", *COUNTS) if name in arrays]
-        if not named or (named[0] == "" and not bare):
+        name = "" if "" in arrays else one_name(path, arrays, COUNTS)
+        if name is None or (name == "" and not bare):
             return None
-        held = arrays[named[0]]
+        held = arrays[name]
         return _layers(path, held.rows(0, held.shape[0]) if held.shape else np.zeros(()))
 
 
 def _of_json(path: str) -> Counts:
-    held = json.loads(Path(path).read_text(encoding="utf-8"))
-    named = [name for name in COUNTS if name in held]
-    if named:
-        return _layers(path, _array(path, held[named[0]]))
+    found = list(values(path))
+    if len(found) > 1:
+        raise refusal(path, f"{found[1][0]} holds counts again", "store one object")
+    held = found[0][1]
+    name = one_name(path, held, COUNTS)
+    if name is not None:
+        return _layers(path, _array(path, held[name]))
     return {int(key): _checked(path, _array(path, row), 1) for key, row in held.items()}
 
 
@@ -84,30 +86,44 @@ def _array(path: str, held: Any) -> NDArray[Any]:
 
 def _of_csv(path: str) -> Counts:
     found: dict[int | None, dict[int, int]] = {}
-    with open(path, encoding="utf-8", newline="") as lines:
-        table = csv.DictReader(lines)
-        head = table.fieldnames or []
-        if not {"expert", "count"} <= set(head):
-            told = f"has the columns {', '.join(head) or 'none'}"
-            raise refusal(path, told, "name them expert, count and, for several layers, layer")
-        for row in table:
-            try:
-                layer = int(row["layer"]) if "layer" in head else None
-                expert, count = int(row["expert"]), int(row["count"])
-            except (TypeError, ValueError):
-                told = f"line {table.line_num} holds something else than whole numbers"
-                raise refusal(path, told) from None
-            of_layer = found.setdefault(layer, {})
-            if expert < 0 or expert >= MAX_EXPERTS or expert in of_layer:
-                told = f"line {table.line_num} has expert {expert} again, or no expert number"
-                raise refusal(path, told)
-            of_layer[expert] = count
+    for line, layer, expert, count in _csv_lines(path):
+        of_layer = found.setdefault(layer, {})
+        if not 0 <= expert < MAX_EXPERTS:
+            raise refusal(path, f"line {line} has an id that is no expert number {shown(expert)}")
+        if expert in of_layer:
+            raise refusal(path, f"line {line} has expert {expert} again")
+        if not 0 <= (layer or 0) <= MAX_LAYER:
+            raise refusal(path, f"line {line} has no layer number as layer {shown(layer)}")
+        if not 0 <= count <= _MOST:
+            raise refusal(path, f"line {line} has a count out of 0..{_MOST} {shown(count)}")
+        of_layer[expert] = count
     if not found:
         raise refusal(path, "no count is recorded in it")
     return {
         layer: _checked(path, np.array([row.get(e, 0) for e in range(max(row) + 1)]), 1)
         for layer, row in found.items()
     }
+
+
+def _csv_lines(path: str) -> Iterator[tuple[int, int | None, int, int]]:
+    """Line, layer (None: no such column), expert and count."""
+    with open(path, encoding="utf-8-sig", newline="") as lines:
+        table = csv.DictReader(lines, skipinitialspace=True)
+        try:
+            head = table.fieldnames or []
+            if not {"expert", "count"} <= set(head):
+                told = f"has the columns {', '.join(head) or 'none'}"
+                raise refusal(path, told, "name them expert, count and, for several layers, layer")
+            for row in table:
+                layer = int(row["layer"]) if "layer" in head else None
+                yield table.line_num, layer, int(row["expert"]), int(row["count"])
+        except Refusal:
+            raise
+        except UnicodeDecodeError:
+            raise refusal(path, "is not UTF-8", "write it as UTF-8") from None
+        except (TypeError, ValueError, csv.Error):
+            told = f"line {table.line_num} holds something else than whole numbers"
+            raise refusal(path, told) from None
 
 
 def _layers(path: str, held: NDArray[Any]) -> Counts:
@@ -127,8 +143,12 @@ def _checked(path: str, held: NDArray[Any], num_axes: int) -> NDArray[np.int64]:
             f"holds counts of {held.dtype} {held.shape}",
             "store integers (num_experts,) or (num_layers, num_experts)",
         )
-    if held.min() < 0 or held.max() > _MOST:
-        raise refusal(path, f"holds a count out of 0..{_MOST}")
+    wrong = (held < 0) | (held > _MOST)
+    if wrong.any():
+        where = [int(axis[0]) for axis in np.nonzero(wrong)]
+        place = ", ".join(map("{} {}".format, ("step", "layer", "expert")[-num_axes:], where))
+        told = f"has a count out of 0..{_MOST} {shown(held[tuple(where)].item())}"
+        raise refusal(path, f"{place} {told}")
     if not held.any():
         raise refusal(path, "holds no count above 0")
     return held.astype(np.int64)

@@ -13,15 +13,17 @@ the line to blame, and what Arrow refuses but is sound (NaN in a row of another 
 """
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from tilepipe.config.routings import LOG_LINES
 from tilepipe.workload.trace.columns import Columns, blocks_of
 from tilepipe.workload.trace.names import Names, find_names
-from tilepipe.workload.trace.refusals import refusal, request_refusal
-from tilepipe.workload.trace.rows import Block, Met, Selection
+from tilepipe.workload.trace.refusals import refusal, request_refusal, shown
+from tilepipe.workload.trace.rows import MAX_LAYER, Block, Met, Selection
 from tilepipe.workload.trace.runs import Runs
 
 __all__ = ["read_log"]
@@ -34,6 +36,8 @@ def read_log(path: str, selection: Selection, met: Met) -> Iterator[Block]:
     names, number = None, 1
     numbered = False
     with open(path, "rb") as file:
+        if file.read(len(BOM_UTF8)) != BOM_UTF8:
+            file.seek(0)
         # Whole lines: a chunk ends where its last line does.
         while chunk := file.read(_CHUNK_BYTES) + file.readline():
             if names is None:
@@ -61,6 +65,8 @@ def _records(path: str, chunk: bytes, number: int) -> Iterator[tuple[int, dict[s
             continue
         try:
             record = decode(str(line, "utf-8"))
+        except UnicodeDecodeError:
+            raise refusal(path, f"line {place} is not UTF-8", "write it as UTF-8") from None
         except (ValueError, RecursionError):
             raise refusal(path, f"line {place} is not valid JSON, or was cut short") from None
         if not isinstance(record, dict):
@@ -72,7 +78,7 @@ def _records(path: str, chunk: bytes, number: int) -> Iterator[tuple[int, dict[s
 def _first_names(path: str, chunk: bytes, number: int) -> tuple[Names | None, bool]:
     """Names in the first line of a token, and whether its request is a number."""
     for place, record in _records(path, chunk, number):
-        names = find_names(path, record, place=f"line {place}")
+        names = find_names(path, record, place=f"line {place}", example=LOG_LINES)
         numbered = names.request is not None and type(record[names.request]) is int
         # Rows further down may have weights: that must be seen, to be refused.
         weights = names.weights or "topk_weights"
@@ -89,8 +95,9 @@ def _slow(
     for place, record in _records(path, chunk, number):
         layer = None if names.layer is None else record.get(names.layer)
         if names.layer is not None:
-            if type(layer) is not int:
-                raise refusal(path, f"line {place} has no whole number as {names.layer}")
+            if type(layer) is not int or not 0 <= layer <= MAX_LAYER:
+                told = f"has no layer number as {names.layer} {shown(layer)}"
+                raise refusal(path, f"line {place} {told}")
             met.layers.add(layer)
         if selection.layer not in (None, layer) and names.layer is not None:
             continue

@@ -8,13 +8,23 @@ from dataclasses import dataclass
 
 from tilepipe.workload.trace.refusals import refusal
 
-__all__ = ["COUNTS", "IDS", "ROUTED", "Names", "find_names"]
+__all__ = [
+    "COUNTS",
+    "IDS",
+    "LAYER",
+    "REQUEST",
+    "ROUTED",
+    "WEIGHTS",
+    "Names",
+    "find_names",
+    "one_name",
+]
 
 # Expert numbers of a token, then gate weights in the same order.
 IDS = ("topk_ids", "topk_idx", "indices", "experts")
-_WEIGHTS = ("topk_weights", "scores", "weights")
-_LAYER = ("layer", "layer_id", "layer_idx")
-_REQUEST = ("req_id", "request_id", "request")
+WEIGHTS = ("topk_weights", "scores", "weights")
+LAYER = ("layer", "layer_id", "layer_idx")
+REQUEST = ("req_id", "request_id", "request")
 # What engines call an array whose axes are token, layer, slot.
 ROUTED = "routed_experts"
 # Tokens per expert, with no token told apart.
@@ -31,25 +41,30 @@ class Names:
     request: str | None
 
 
-def find_names(path: str, found: Collection[str], *, place: str = "the file") -> Names:
+def find_names(
+    path: str, found: Collection[str], *, place: str = "the file", example: str = ""
+) -> Names:
     """Pick the known names out of those found; refuses none or two of a kind."""
-    ids = _one(path, found, IDS, place)
+    ids = one_name(path, found, IDS, place)
     if ids is None:
         there = ", ".join(found) or "nothing"
         raise refusal(
             path,
             f"{place} holds {there}, but none of {', '.join(IDS)}",
-            "store the ids under one of these names",
+            "store the ids under one of these names" + (f", as in {example}" if example else ""),
         )
     return Names(
         ids,
-        _one(path, found, _WEIGHTS, place),
-        _one(path, found, _LAYER, place),
-        _one(path, found, _REQUEST, place),
+        one_name(path, found, WEIGHTS, place),
+        one_name(path, found, LAYER, place),
+        one_name(path, found, REQUEST, place),
     )
 
 
-def _one(path: str, found: Collection[str], known: tuple[str, ...], place: str) -> str | None:
+def one_name(
+    path: str, found: Collection[str], known: tuple[str, ...], place: str = "the file"
+) -> str | None:
+    """The known name that is there, None where none is; refuses two."""
     there = [name for name in known if name in found]
     if len(there) > 1:
         raise refusal(

@@ -15,8 +15,9 @@ import numpy as np
 
 from tilepipe.workload.trace.columns import Columns, blocks_of
 from tilepipe.workload.trace.names import Names, find_names
-from tilepipe.workload.trace.refusals import layer_refusal, refusal, request_refusal
-from tilepipe.workload.trace.rows import MAX_BLOCK_ROWS, Block, Met, Selection
+from tilepipe.workload.trace.refusals import layer_refusal, refusal, request_refusal, shown
+from tilepipe.workload.trace.rows import MAX_BLOCK_ROWS, MAX_LAYER, Block, Met, Selection
+from tilepipe.workload.trace.runs import uneven
 
 __all__ = ["read_parquet"]
 
@@ -51,6 +52,9 @@ def _names(path: str, schema: Any) -> Names:
     import pyarrow as pa
 
     names = find_names(path, schema.names)
+    for used in (names.ids, names.weights, names.layer, names.request):
+        if schema.names.count(used) > 1:
+            raise refusal(path, f"holds two columns {used}", "store it once")
     wanted = {names.ids: (pa.types.is_integer, "lists of integers", "store expert numbers")}
     if names.weights is not None:
         wanted[names.weights] = (_is_number, "lists of numbers", "store one number per id")
@@ -65,6 +69,9 @@ def _names(path: str, schema: Any) -> Names:
     if names.layer is not None and not pa.types.is_integer(schema.field(names.layer).type):
         kind = schema.field(names.layer).type
         raise refusal(path, f"column {names.layer} is {kind}, no integer", "store layer numbers")
+    if names.request is not None and not _tells_requests(schema.field(names.request).type):
+        told = f"column {names.request} is {schema.field(names.request).type}"
+        raise refusal(path, f"{told}, no string or integer", "store names or numbers of requests")
     return names
 
 
@@ -72,6 +79,15 @@ def _is_number(kind: Any) -> bool:
     import pyarrow as pa
 
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def _tells_requests(kind: Any) -> bool:
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    known = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(is_kind(kind) for is_kind in (*known, pa.types.is_integer))
 
 
 def _layers(file: Any, name: str) -> set[int]:
@@ -148,15 +164,16 @@ def _of_batch(
 def _fault(batch: Any, names: Names) -> str:
     """What is wrong with the one row of this batch."""
     row = {name: batch.column(name)[0].as_py() for name in batch.schema.names}
-    if names.layer is not None and row[names.layer] is None:
-        return f"has no {names.layer}"
+    layer = row.get(names.layer or "", 0)
+    if layer is None or not 0 <= layer <= MAX_LAYER:
+        return f"has no layer number as {names.layer} {shown(layer)}"
     if names.request is not None and row[names.request] is None:
         return f"has no {names.request}"
     ids, weights = row[names.ids], row.get(names.weights or "")
     if not ids:
         return f"has no list {names.ids}"
     if None in ids:
-        return f"has a {names.ids} entry that is no expert number"
+        return f"has {names.ids} with an entry that is no whole number {shown(None)}"
     if weights is None or len(weights) != len(ids):
-        return f"has no {len(ids)} {names.weights}, one per id"
-    return f"has a {names.weights} entry that is no number"
+        return uneven(ids, weights, (names.ids, names.weights or "weights"))
+    return f"has {names.weights} with an entry that is no number {shown(None)}"

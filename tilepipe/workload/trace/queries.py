@@ -7,6 +7,7 @@ the prompt first, then one step per generated token. A step maps a layer's numbe
 null (a layer without experts) or to one list of ids per token of the step.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,17 +18,19 @@ from tilepipe.workload.trace.values import values
 
 __all__ = ["is_step", "read_query"]
 
+_LAYER = re.compile("[0-9]{1,9}")
+
 
 def is_step(value: Any) -> bool:
     """Whether a JSON value looks like a step: all of its keys are layer numbers."""
-    return isinstance(value, dict) and bool(value) and all(key.isdecimal() for key in value)
+    return isinstance(value, dict) and bool(value) and all(map(_LAYER.fullmatch, value))
 
 
 def read_query(path: str, selection: Selection, met: Met) -> Iterator[Block]:
     """Blocks of all steps; steps and rows count from 0."""
     if selection.request is not None:
         raise request_refusal(path, selection.request, ())
-    runs = Runs(path, lambda place: "{}, layer {}, row {}".format(*place))
+    runs = Runs(path, lambda place: "{}, layer {}, row {}".format(*place), ids="experts")
     for place, step in values(path):
         if not is_step(step):
             raise refusal(path, f"{place} is no object of layer numbers")

@@ -4,8 +4,11 @@ Knows nothing of how a format looks inside.
 """
 
 import zipfile
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 
+from tilepipe.config.routings import LOG_LINES
 from tilepipe.workload.trace.answers import is_answer, read_answers
 from tilepipe.workload.trace.arrays import read_arrays
 from tilepipe.workload.trace.jsonl import read_log
@@ -35,6 +38,16 @@ FORMATS: dict[str, Reader | None] = {
 _LOG, _QUERY, _ANSWERS, _NPY, _NPZ, _PARQUET, _PT, _PT_COUNTS, _JSON_COUNTS, _CSV = FORMATS
 _BY_SUFFIX = {".npy": _NPY, ".npz": _NPZ, ".parquet": _PARQUET, ".pq": _PARQUET, ".csv": _CSV}
 _TEXT = (".json", ".jsonl", ".ndjson")
+_UTF16 = ("UTF-16", "convert it with iconv -f UTF-16 -t UTF-8")
+# First bytes of what readers do not unpack -> what it is, and what the user can do.
+_PACKED = {
+    b"\x1f\x8b": ("gzip-compressed", "unpack it with gzip -d"),
+    b"\x28\xb5\x2f\xfd": ("zstd-compressed", "unpack it with zstd -d"),
+    b"BZh": ("bzip2-compressed", "unpack it with bzip2 -d"),
+    b"\xfd7zXZ": ("xz-compressed", "unpack it with xz -d"),
+    BOM_UTF16_LE: _UTF16,
+    BOM_UTF16_BE: _UTF16,
+}
 _SUFFIXES = (*_TEXT, *_BY_SUFFIX, ".pt")
 
 
@@ -63,24 +76,39 @@ def _reader(path: str) -> Reader:
 
 def find_format(path: str) -> str:
     """Its key in FORMATS; a ValueError where there is no such file or no such format."""
-    if Path(path).is_dir():
-        inside = sorted(file.name for file in Path(path).iterdir() if file.suffix in _SUFFIXES)
-        named = f", such as {inside[0]}" if inside else ""
-        raise refusal(path, "is a folder", f"type the path of one file in it{named}")
-    if not Path(path).is_file():
-        raise refusal(path, "no such file", "type routing.path=FILE")
+    start = _start(path)
+    for mark, (what, next_step) in _PACKED.items():
+        if start.startswith(mark):
+            raise refusal(path, f"is {what}", f"{next_step}, and type the path of what comes out")
     suffix = Path(path).suffix.lower()
     if suffix in _TEXT:
         return _of_text(path)
     if suffix == ".pt":
         return _PT_COUNTS if is_counts(path) else _PT
-    return _BY_SUFFIX.get(suffix) or _by_content(path, suffix)
+    return _BY_SUFFIX.get(suffix) or _by_content(path, suffix, start)
 
 
-def _by_content(path: str, suffix: str) -> str:
+def _start(path: str) -> bytes:
+    """The first bytes of a file; refuses what is none, or cannot be read."""
+    try:
+        mode = Path(path).stat().st_mode if path else 0
+        if not path or S_ISREG(mode):
+            with open(path, "rb") as file:
+                return file.read(64)
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a zero byte
+        raise refusal(path, "no such file", "type routing.path=FILE") from None
+    except OSError as error:
+        told = f"cannot be read ({error.strerror})"
+        raise refusal(path, told, "type the path of a file that can") from None
+    if S_ISDIR(mode):
+        inside = sorted(file.name for file in Path(path).iterdir() if file.suffix in _SUFFIXES)
+        named = f", such as {inside[0]}" if inside else ""
+        raise refusal(path, "is a folder", f"type the path of one file in it{named}")
+    raise refusal(path, "is a device or a pipe", "write it to a file, which is read twice")
+
+
+def _by_content(path: str, suffix: str, start: bytes) -> str:
     """For a name that says nothing: the first bytes do."""
-    with open(path, "rb") as file:
-        start = file.read(64)
     if start.startswith(b"PAR1"):
         return _PARQUET
     if start.startswith(b"\x93NUMPY"):
@@ -91,7 +119,7 @@ def _by_content(path: str, suffix: str) -> str:
         if not is_torch:
             return _NPZ
         return _PT_COUNTS if is_counts(path) else _PT
-    if start.lstrip()[:1] in (b"{", b"["):
+    if start.removeprefix(BOM_UTF8).lstrip()[:1] in (b"{", b"["):
         return _of_text(path)
     raise refusal(
         path,
@@ -102,7 +130,7 @@ def _by_content(path: str, suffix: str) -> str:
 
 def _of_text(path: str) -> str:
     with open(path, "rb") as file:
-        is_array = file.read(64).lstrip()[:1] == b"["
+        is_array = file.read(64).removeprefix(BOM_UTF8).lstrip()[:1] == b"["
     try:
         first = next((value for _, value in values(path) if not _is_meta(value)), None)
     except ValueError:
@@ -110,17 +138,25 @@ def _of_text(path: str) -> str:
             raise
         return _LOG  # whose reader names the line
     if first is None:
-        raise refusal(path, "no token is recorded in it")
+        raise refusal(path, "no token is recorded in it", f"two lines of a log are {LOG_LINES}")
     if is_answer(first):
         return _ANSWERS
     if is_array and not is_step(first):
         raise refusal(
-            path, "is an array of neither answers nor steps", "write a log as one object a line"
+            path,
+            "is an array of neither answers nor steps",
+            f"write a log as one object a line, as in {LOG_LINES}",
         )
     if is_step(first):
-        return _QUERY if is_array else _JSON_COUNTS
+        # Counts of a layer are numbers, tokens of one are lists.
+        tokens = is_array or any(row and isinstance(row[0], list) for row in _rows(first))
+        return _QUERY if tokens else _JSON_COUNTS
     has_counts = isinstance(first, dict) and any(name in first for name in COUNTS)
     return _JSON_COUNTS if has_counts else _LOG
+
+
+def _rows(step: dict[str, object]) -> list[list[object]]:
+    return [row for row in step.values() if isinstance(row, list)]
 
 
 def _is_meta(value: object) -> bool:

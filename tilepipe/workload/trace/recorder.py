@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilepipe.workload.trace.refusals import refusal, request_refusal
-from tilepipe.workload.trace.rows import MAX_BLOCK_ROWS, Block, Met, Selection
+from tilepipe.workload.trace.rows import MAX_BLOCK_ROWS, MAX_EXPERTS, Block, Met, Selection
 from tilepipe.workload.trace.torchfile import Tensor, open_torch
 
 __all__ = ["is_counts", "read_recorder", "recorded_counts"]
@@ -70,16 +70,17 @@ def read_recorder(path: str, selection: Selection, met: Met) -> Iterator[Block]:
             num_topk = _used(ids)
             for layer in range(len(ids)) if num_topk else ():
                 yield from _of_layer(
-                    ids[layer, :, :num_topk], layer, number, logical, selection, met
+                    path, ids[layer, :, :num_topk], layer, number, logical, selection, met
                 )
 
 
 def _used(ids: NDArray[np.int32]) -> int:  # (num_layers, num_tokens, 8)
     """Slots of a row up to the last that any row uses."""
-    return int(np.flatnonzero((ids >= 0).any(axis=(0, 1))).max(initial=-1)) + 1
+    return int(np.flatnonzero((ids != -1).any(axis=(0, 1))).max(initial=-1)) + 1
 
 
 def _of_layer(
+    path: str,
     ids: NDArray[np.int32],  # (num_tokens, num_topk)
     layer: int,
     record: int,
@@ -87,15 +88,19 @@ def _of_layer(
     selection: Selection,
     met: Met,
 ) -> Iterator[Block]:
-    if (ids < 0).all():
+    if (ids == -1).all():
         return  # a layer without experts
     met.layers.add(layer)
     if selection.layer not in (None, layer):
         return
     if logical is not None:
-        # An id beyond the map stays as it is: the check of all rows names its place.
-        known = (ids >= 0) & (ids < logical.shape[1])
-        ids = np.where(known, logical[layer][np.where(known, ids, 0)], ids)
+        beyond = (ids >= logical.shape[1]).any(axis=1)
+        if beyond.any():
+            row = int(np.argmax(beyond))
+            told = f"record {record}, token {row} has id {ids[row].max()}"
+            raise refusal(path, f"{told}, its map only {logical.shape[1]}")
+        # What lies below 0 stays as it is: dropped, or for the check of all rows to refuse.
+        ids = np.where(ids >= 0, logical[layer][np.maximum(ids, 0)], ids)
     for start in range(0, len(ids), MAX_BLOCK_ROWS):
         yield Block(
             ids=ids[start : start + MAX_BLOCK_ROWS],
@@ -112,11 +117,7 @@ def recorded_counts(path: str) -> NDArray[np.int64]:  # (num_layers, num_experts
         if not records:
             counts = _tensor(path, dump, _LOGICAL, "the dump", num_axes=3).read()
             return np.asarray(counts.sum(axis=0, dtype=np.int64))
-        physical = sum(
-            _tensor(path, record, _PHYSICAL, f"record {number}", num_axes=2).read().astype(np.int64)
-            for number, record in enumerate(records)
-        )
-        assert isinstance(physical, np.ndarray)
+        physical = _summed(path, records)
         logical = _map(path, dump)
         if logical is None:
             return physical
@@ -127,11 +128,28 @@ def recorded_counts(path: str) -> NDArray[np.int64]:  # (num_layers, num_experts
         return counts
 
 
+def _summed(
+    path: str, records: list[dict[str, Any]]
+) -> NDArray[np.int64]:  # (num_layers, num_physical_experts)
+    whole: NDArray[np.int64] | None = None
+    for number, record in enumerate(records):
+        counts = _tensor(path, record, _PHYSICAL, f"record {number}", num_axes=2).read()
+        if whole is not None and counts.shape != whole.shape:
+            told = f"record {number} has counts {counts.shape} where those before have"
+            raise refusal(path, f"{told} {whole.shape}")
+        whole = counts.astype(np.int64) if whole is None else whole + counts
+    assert whole is not None, "no record"
+    return whole
+
+
 def _map(path: str, dump: dict[str, Any]) -> NDArray[np.int64] | None:
     """Physical to logical experts (num_layers, num_physical_experts); None where it is missing."""
     if dump.get(_MAP) is None:
         return None
-    return _tensor(path, dump, _MAP, "the dump", num_axes=2).read().astype(np.int64)
+    logical = _tensor(path, dump, _MAP, "the dump", num_axes=2).read().astype(np.int64)
+    if logical.min(initial=0) < 0 or logical.max(initial=0) >= MAX_EXPERTS:
+        raise refusal(path, f"{_MAP} holds numbers that are no expert's")
+    return logical
 
 
 def _tensor(path: str, held: dict[str, Any], name: str, place: str, *, num_axes: int) -> Tensor:

@@ -3,13 +3,17 @@
 Knows nothing of any format.
 """
 
+import json
 from collections.abc import Iterable
+from typing import Any
 
-__all__ = ["Refusal", "layer_refusal", "listed", "refusal", "request_refusal"]
+__all__ = ["Refusal", "layer_refusal", "listed", "refusal", "request_refusal", "shown"]
 
 _RECORD_AGAIN = "record the file again or repair it there"
 # Names told in a sentence before it says how many more there are.
 _MAX_NAMES = 5
+# Of a value that is to blame: it may be a list of thousands, or a number of as many digits.
+_MAX_CHARS = 30
 
 
 class Refusal(ValueError):
@@ -48,6 +52,15 @@ def request_refusal(path: str, request: str, requests: Iterable[str]) -> Refusal
     return Refusal(
         f"routing.request={request}: {path} holds {named}{more}; type one of them, or null for all"
     )
+
+
+def shown(value: Any) -> str:
+    """A value that is to blame, as JSON has it, in brackets."""
+    try:
+        text = json.dumps(value, default=str)
+    except (ValueError, RecursionError):  # more digits, or lists in lists, than Python writes
+        text = f"a {type(value).__name__}"
+    return f"({text if len(text) <= _MAX_CHARS else text[:_MAX_CHARS] + '...'})"
 
 
 def listed(numbers: Iterable[int]) -> str:

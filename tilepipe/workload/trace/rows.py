@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from tilepipe.workload.trace.refusals import layer_refusal, refusal, request_refusal
+from tilepipe.workload.trace.refusals import layer_refusal, refusal, request_refusal, shown
 
 __all__ = [
+    "BAD_WEIGHT",
     "MAX_BLOCK_ROWS",
     "MAX_EXPERTS",
+    "MAX_LAYER",
     "Block",
     "Met",
     "Reader",
@@ -34,6 +36,9 @@ __all__ = [
 MAX_BLOCK_ROWS = 65_536
 # More than any model has: a number beyond is no expert's.
 MAX_EXPERTS = 2**20
+# What fits in 31 bits: a number beyond, or below 0, is no layer's.
+MAX_LAYER = 2**31 - 1
+BAD_WEIGHT = "a weight that is negative, infinite in float32 or no number"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,10 +196,11 @@ def check(path: str, block: Block) -> tuple[NDArray[np.int32], NDArray[np.float3
     ids = block.ids
     if ids.size and (ids.min() < -1 or ids.max() >= MAX_EXPERTS):
         wrong = (ids < -1) | (ids >= MAX_EXPERTS)
-        raise _first_refusal(path, block, wrong, "an id that is no expert number")
-    again = _repeats(ids)
+        raise _first_refusal(path, block, wrong, "an id that is no expert number", ids)
+    ascending = np.sort(ids, axis=1)
+    again = (ascending[:, 1:] == ascending[:, :-1]) & (ascending[:, 1:] >= 0)
     if again.any():
-        raise _first_refusal(path, block, again, "the same expert twice")
+        raise _first_refusal(path, block, again, "the same expert twice", ascending[:, 1:])
     # Only now: a cast before the check would wrap ids around.
     narrow = ids.astype(np.int32, copy=False)
     if block.weights is None:
@@ -203,16 +209,8 @@ def check(path: str, block: Block) -> tuple[NDArray[np.int32], NDArray[np.float3
         weights = block.weights.astype(np.float32)
     usable = np.isfinite(weights) & (weights >= 0)
     if not usable.all():
-        told = "a weight that is negative, infinite or no number"
-        raise _first_refusal(path, block, ~usable, told)
+        raise _first_refusal(path, block, ~usable, BAD_WEIGHT, block.weights)
     return narrow, weights
-
-
-def _repeats(ids: NDArray[np.integer]) -> NDArray[np.bool_]:  # (num_rows, num_topk - 1)
-    """Where a row, sorted, holds an expert again."""
-    ascending = np.sort(ids, axis=1)
-    again: NDArray[np.bool_] = ascending[:, 1:] == ascending[:, :-1]
-    return again & (ascending[:, 1:] >= 0)
 
 
 def _first_refusal(
@@ -220,8 +218,11 @@ def _first_refusal(
     block: Block,
     wrong: NDArray[np.bool_],  # (num_rows, any)
     found: str,
+    values: NDArray[np.number],  # as `wrong`
 ) -> ValueError:
-    return refusal(path, f"{block.place(int(np.argmax(wrong.any(axis=1))))} has {found}")
+    row = int(np.argmax(wrong.any(axis=1)))
+    value = values[row][wrong[row]][0].item()
+    return refusal(path, f"{block.place(row)} has {found} {shown(value)}")
 
 
 def deal(trace: Trace, num_ranks: int, num_tokens: int | None) -> tuple[Trace, ...]:

@@ -4,15 +4,15 @@ Knows nothing of where rows come from.
 """
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from tilepipe.workload.trace.refusals import refusal
-from tilepipe.workload.trace.rows import Block
+from tilepipe.workload.trace.refusals import refusal, shown
+from tilepipe.workload.trace.rows import BAD_WEIGHT, Block
 
-__all__ = ["Runs"]
+__all__ = ["Runs", "uneven"]
 
 _MAX_ROWS = 8192
 
@@ -39,17 +39,20 @@ class Runs:
             run = self._open[layer] = _Run(form)
         try:
             run.ids.extend(ids)  # refuses floats, strings and null by itself
-        except (TypeError, OverflowError):
-            raise self._refusal(
-                place, f"has a {self._names[0]} entry that is no expert number"
-            ) from None
+        except TypeError:
+            raise self._entry_refusal(place, 0, ids, int) from None
+        except OverflowError:
+            huge = next(e for e in ids if abs(e) >= 2**63)
+            told = f"has an id that is no expert number {shown(huge)}"
+            raise self._refusal(place, told) from None
         if weights is not None:
             try:
                 run.weights.extend(weights)
-            except (TypeError, OverflowError):
-                raise self._refusal(
-                    place, f"has a {self._names[1]} entry that is no number"
-                ) from None
+            except TypeError:
+                raise self._entry_refusal(place, 1, weights, int | float) from None
+            except OverflowError:
+                huge = next(e for e in weights if type(e) is int and abs(e) >= 2**1023)
+                raise self._refusal(place, f"has {BAD_WEIGHT} {shown(huge)}") from None
         run.places.append(place)
 
     def rest(self) -> Iterator[Block]:
@@ -61,14 +64,32 @@ class Runs:
     def _form(self, place: Any, ids: Any, weights: Any) -> tuple[int, bool]:
         if not isinstance(ids, list) or not ids:
             raise self._refusal(place, f"has no list {self._names[0]}")
+        # JSON's true and false pass for numbers.
         if any(type(entry) is bool for entry in ids):
-            raise self._refusal(place, f"has a {self._names[0]} entry that is no expert number")
-        if weights is not None and (not isinstance(weights, list) or len(weights) != len(ids)):
-            raise self._refusal(place, f"has no {len(ids)} {self._names[1]}, one per id")
-        return len(ids), weights is not None
+            raise self._entry_refusal(place, 0, ids, int)
+        if weights is None:
+            return len(ids), False
+        if not isinstance(weights, list) or len(weights) != len(ids):
+            raise self._refusal(place, uneven(ids, weights, self._names))
+        if any(type(entry) is bool for entry in weights):
+            raise self._entry_refusal(place, 1, weights, int | float)
+        return len(ids), True
+
+    def _entry_refusal(self, place: Any, which: int, entries: list[Any], kind: Any) -> ValueError:
+        wrong = (e for e in entries if type(e) is bool or not isinstance(e, kind))
+        number = "whole number" if kind is int else "number"
+        told = f"has {self._names[which]} with an entry that is no {number} {shown(next(wrong))}"
+        return self._refusal(place, told)
 
     def _refusal(self, place: Any, found: str) -> ValueError:
         return refusal(self._path, f"{self._tell(place)} {found}")
+
+
+def uneven(ids: Sequence[Any], weights: Any, names: tuple[str, str]) -> str:
+    """What is wrong with weights that are no list, or one of another length."""
+    if not isinstance(weights, list):
+        return f"has no list {names[1]}"
+    return f"has {names[0]} and {names[1]} of unequal length, {len(ids)} and {len(weights)}"
 
 
 class _Run:

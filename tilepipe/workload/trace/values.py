@@ -23,11 +23,11 @@ _SOLID = re.compile(r"[^ \t\r\n]")
 
 def values(path: str) -> Iterator[tuple[str, Any]]:
     """Place in words and value, in file order; a ValueError where the text is no JSON."""
-    with open(path, encoding="utf-8", errors="strict") as file:
+    with open(path, encoding="utf-8-sig", errors="strict") as file:
         try:
             yield from _Window(path, file).values()
-        except (UnicodeDecodeError, RecursionError):
-            raise refusal(path, "is not valid JSON") from None
+        except UnicodeDecodeError:
+            raise refusal(path, "is not UTF-8", "write it as UTF-8") from None
 
 
 class _Window:
@@ -76,12 +76,17 @@ class _Window:
         while True:
             try:
                 value, end = self._decode(self._text, self._at)
+            except RecursionError:
+                raise refusal(self._path, f"{place} has lists in lists without end") from None
             except json.JSONDecodeError as error:
                 in_string = error.msg.startswith("Unterminated string")
                 short = in_string or error.pos >= len(self._text) - _TAIL_CHARS
                 if not short or not self._read():
                     raise self._refusal(place) from None
                 continue
+            except ValueError:  # the decoder's only other one
+                told = f"{place} has a number of thousands of digits"
+                raise refusal(self._path, told) from None
             self._pass(end)
             return value
 
