@@ -7,6 +7,7 @@ import numpy as np
 
 from tilepipe.fabric.host import ArraySpec
 from tilepipe.fabric.table import NUM_WORDS, Slot, Stamp
+from tilepipe.kernels.gemm.tiles import RECORD_WORDS
 from tilepipe.schedule.layout import tile_capacity
 from tilepipe.schedule.settings import TICKET_ROWS, PlanSettings
 from tilepipe.schedule.shape import Shape, capacity_of
@@ -75,6 +76,8 @@ def buffer_specs(settings: PlanSettings, shape: Shape) -> dict[Slot, ArraySpec]:
         Slot.token_expected: ((tokens,), np.int32),
         Slot.rank_expected: ((ranks,), np.int32),
         Slot.stamps: ((len(Stamp),), np.int64),
+        Slot.gemm_tiles: ((tiles, RECORD_WORDS), np.int32),
+        Slot.tile_stored: ((tiles * settings.num_n_tiles,), np.int32),
         Slot.scratch: ((scratch_capacity(settings, shape),), np.int32),
     }
     return {slot: ArraySpec(shape=size, dtype=dtype) for slot, (size, dtype) in sizes.items()}
