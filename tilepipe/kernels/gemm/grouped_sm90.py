@@ -582,7 +582,8 @@ def _store_block(
         operands.tma_d, shared.d, cute.local_tile(out, (BLOCK_M, STAGED_COLUMNS), (0, 0))
     )
     if cutlass.const_expr(plan.clip is Clip.per_group):
-        cute.copy(operands.tma_d, from_s[None, buffer_idx], to_g, tma_desc_ptr=descriptor)
+        generic = _descriptor_pointer(Int64(descriptor.toint()), cute.AddressSpace.generic)
+        cute.copy(operands.tma_d, from_s[None, buffer_idx], to_g, tma_desc_ptr=generic)
     else:
         cute.copy(operands.tma_d, from_s[None, buffer_idx], to_g)
     cute.arch.cp_async_bulk_commit_group()
@@ -697,11 +698,11 @@ def _publish(place: cutlass.Constexpr, valid: Int32, n_tile: Int32, m_tile: Int3
             add_relaxed(stored, valid, Scope.gpu)
 
 
-def _descriptor_pointer(at: Int64) -> cute.Pointer:
+def _descriptor_pointer(at: Int64, space=cute.AddressSpace.gmem) -> cute.Pointer:
     """A descriptor slot of the workspace."""
     slot = cute.make_ptr(Int64, at, cute.AddressSpace.gmem, assumed_align=DESCRIPTOR_BYTES)
     manager = utils.TensorMapManager(utils.TensorMapUpdateMode.GMEM, DESCRIPTOR_BYTES)
-    return manager.get_tensormap_ptr(slot)
+    return manager.get_tensormap_ptr(slot, space)
 
 
 # ---- the kernel and its host function

@@ -242,7 +242,7 @@ def _check_operands(problem: GemmProblem) -> None:
             if pitch < least:
                 raise ValueError(f"{name}={pitch}: rows have {least} elements; choose at least that")
     if problem.num_experts < 1:
-        raise ValueError(f"num_experts={problem.num_experts}: choose at least 1")
+        raise ValueError(f"num_experts={problem.num_experts}: B holds a matrix each; choose at least 1")
 
 
 def _check_multiple(name: str, elements: int, what: str) -> None:
@@ -279,7 +279,7 @@ def _check_tile(problem: GemmProblem, tuning: GemmTuning) -> None:
             "choose a smaller tile"
         )
     if tuning.raster_m < 1:
-        raise ValueError(f"raster_m={tuning.raster_m}: choose at least 1")
+        raise ValueError(f"raster_m={tuning.raster_m}: so many tiles walk together; choose at least 1")
 
 
 def _clip_of(problem: GemmProblem, tuning: GemmTuning) -> Clip | None:
@@ -320,7 +320,7 @@ def _check_hooks(problem: GemmProblem, tuning: GemmTuning) -> None:
 def _check_grid(tuning: GemmTuning, num_gemm_ctas: int, num_sms: int) -> None:
     """One CTA an SM, whole clusters."""
     if tuning.cluster_m not in (1, 2):
-        raise ValueError(f"cluster_m={tuning.cluster_m}: choose 1 or 2")
+        raise ValueError(f"cluster_m={tuning.cluster_m}: two CTAs at most share B; choose 1 or 2")
     if not tuning.cluster_m <= num_gemm_ctas <= num_sms:
         raise ValueError(
             f"num_gemm_ctas={num_gemm_ctas}: one runs on each SM, and this GPU has {num_sms}; "
