@@ -115,9 +115,9 @@ def test_a_box_of_tma_lies_as_its_ring_does(name):
     if plan.problem.b_major is Major.k:
         assert found["boxes"][1] == f"(64,{part_n},1):(1@1,1@0,1@2)"
     else:
-        assert found["boxes"][1] == f"(64,64,1):(1@0,1@1,1@2)"
+        assert found["boxes"][1] == "(64,64,1):(1@0,1@1,1@2)"
     if plan.clip is Clip.ragged:
-        assert found["boxes"][2] == f"(64,64,1):(1@1,1@0,1@2)"
+        assert found["boxes"][2] == "(64,64,1):(1@1,1@0,1@2)"
     else:
         assert found["boxes"][2] == "(64,64):(1@1,1@0)"
     # TMA fills a box row by row, 128 bytes each; a wider tile of an N-major B is boxes in a row.

@@ -110,7 +110,7 @@ def test_a_workspace_is_taken_where_it_is_large_enough_and_aligned():
 
     check_workspace(plan, num_bytes=plan.workspace_bytes, address=1024)
     check_workspace(planned(), num_bytes=0, address=1)
-    with pytest.raises(ValueError, match="holds 16895 bytes, but 132 CTAs.*need 16896"):
+    with pytest.raises(ValueError, match=r"holds 16895 bytes, but 132 CTAs.*need 16896"):
         check_workspace(plan, num_bytes=plan.workspace_bytes - 1, address=1024)
     with pytest.raises(ValueError, match="begins at 0x440: descriptors need multiples of 128"):
         check_workspace(plan, num_bytes=plan.workspace_bytes, address=1024 + 64)

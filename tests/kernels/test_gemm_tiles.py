@@ -1,5 +1,7 @@
 """Cluster tiles and tickets of the grouped GEMM, against the hand-out order of the Plan."""
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -96,7 +98,7 @@ def test_every_output_tile_of_every_cluster_is_handed_out_once_chunks_back_to_ba
     assert len(places) == len(everything)
     assert set(places) == everything
     chunks = [(tile, settings.chunk_of_n_tile(n)) for tile, n in places]
-    changes = sum(a != b for a, b in zip(chunks, chunks[1:], strict=False))
+    changes = sum(a != b for a, b in pairwise(chunks))
     assert changes == max(len(set(chunks)) - 1, 0), "tiles of a chunk do not lie back to back"
 
 

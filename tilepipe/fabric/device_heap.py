@@ -169,7 +169,9 @@ def _sentence(rank: int, record: Mapping[str, int], limit_s: float) -> str:
         case Role.gemm_receive:
             what = f"role gemm_receive, counter {item}: expected {expected} rows, seen {seen}"
         case Role.gemm_receive_row:
-            what = f"role gemm_receive_row, row {item}: its flag is of launch {seen}, not {expected}"
+            what = (
+                f"role gemm_receive_row, row {item}: its flag is of launch {seen}, not {expected}"
+            )
         case Role.gemm_pipeline:
             what = f"role gemm_pipeline: barrier {item} of a CTA did not end phase {expected}"
         case Role.reduce:

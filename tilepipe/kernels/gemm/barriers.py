@@ -128,5 +128,3 @@ def meet_named(number, num_threads: int = 4 * LANES + LANES) -> None:
 def arrive_named(number, num_threads: int = 4 * LANES + LANES) -> None:
     """Be counted at a named barrier without waiting. Called by whole warps."""
     cute.arch.barrier_arrive(barrier_id=number, number_of_threads=num_threads)
-
-

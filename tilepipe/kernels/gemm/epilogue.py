@@ -131,8 +131,7 @@ def stage_words(
     for pair in cutlass.range_constexpr(4):
         row, column = matrix_place(lane, warp, pair)
         cute.arch.inline_ptx(
-            "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{$r0}], "
-            "{{$r1}, {$r2}, {$r3}, {$r4}};",
+            "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
             read_only_args=[
                 buffer_address + staged_byte(row, column),
                 *(words[4 * pair + i] for i in range(4)),

@@ -99,9 +99,7 @@ class _Place:
     cta: Any  # in the cluster
 
     def wait(self, barrier: Any, phase: Any, item: Item) -> None:
-        await_phase(
-            barrier, phase, item, self.table, self.rank, self.num_ranks, self.limit_ns
-        )
+        await_phase(barrier, phase, item, self.table, self.rank, self.num_ranks, self.limit_ns)
 
 
 @dataclass(frozen=True)
@@ -145,9 +143,7 @@ def _read_record(place: cutlass.Constexpr, shared: cutlass.Constexpr, count: Int
     place.wait(shared.handed + slot, count // HANDED % 2, Item.handed)
     if cutlass.const_expr(plan.cluster_m > 1):
         cute.arch.fence_acq_rel_cluster()
-    record = cute.make_tensor(
-        shared.records + slot * RECORD_WORDS, cute.make_layout(RECORD_WORDS)
-    )
+    record = cute.make_tensor(shared.records + slot * RECORD_WORDS, cute.make_layout(RECORD_WORDS))
     above = place.cta * plan.tile_m
     valid = record[int(TileWord.valid)]
     return (
@@ -498,9 +494,7 @@ def _multiply(
     )
     frag_a = tiled_mma.make_fragment_A(slice_mma.partition_A(shared.a))
     frag_b = tiled_mma.make_fragment_B(slice_mma.partition_B(shared.b))
-    sums = cute.make_rmem_tensor(
-        slice_mma.partition_shape_C((plan.tile_m, plan.tile_n)), Float32
-    )
+    sums = cute.make_rmem_tensor(slice_mma.partition_shape_C((plan.tile_m, plan.tile_n)), Float32)
     count, stage, phase = Int32(0), Int32(0), Int32(0)
     if cutlass.const_expr(plan.is_ping_pong):
         if group == 1:
@@ -519,9 +513,7 @@ def _multiply(
                     # phase of this tile's the next one.
                     meet_named(int(Named.turn) + group, 2 * THREADS_OF_GROUP)
                 if valid > 0:
-                    _multiply_tile(
-                        place, shared, tiled_mma, sums, (frag_a, frag_b), stage, phase
-                    )
+                    _multiply_tile(place, shared, tiled_mma, sums, (frag_a, frag_b), stage, phase)
                 else:
                     _pass_tile(place, shared, stage, phase)
                 if cutlass.const_expr(plan.is_ping_pong):
@@ -548,9 +540,7 @@ def _patch_descriptor(operands: cutlass.Constexpr, descriptor: cute.Pointer, gro
     cute.arch.sync_warp()
     rows = cute.make_tensor(
         operands.plain_d.iterator,
-        cute.make_layout(
-            (group_end, operands.plain_d.shape[1]), stride=operands.plain_d.stride
-        ),
+        cute.make_layout((group_end, operands.plain_d.shape[1]), stride=operands.plain_d.stride),
     )
     cpasync.update_tma_descriptor(operands.tma_d, rows, descriptor)
     cute.arch.sync_warp()
@@ -761,7 +751,7 @@ def _global_tensors(plan: KernelPlan, a, b, d, rows: Int32):
 
 def _atoms(plan: KernelPlan, layouts, m_a, m_b, m_d):
     """TMA atoms of A, B and D, each with its tensor."""
-    layout_a, layout_b, layout_d = layouts
+    layout_a, _, layout_d = layouts
     part_n = plan.tile_n // plan.num_b_parts
     load = cpasync.CopyBulkTensorTileG2SOp()
     shared = cpasync.CopyBulkTensorTileG2SMulticastOp() if plan.cluster_m > 1 else load
@@ -770,9 +760,7 @@ def _atoms(plan: KernelPlan, layouts, m_a, m_b, m_d):
     )
     first = (None, None, 0)
     return (
-        cpasync.make_tiled_tma_atom(
-            load, m_a, cute.slice_(layout_a, first), (plan.tile_m, TILE_K)
-        ),
+        cpasync.make_tiled_tma_atom(load, m_a, cute.slice_(layout_a, first), (plan.tile_m, TILE_K)),
         cpasync.make_tiled_tma_atom(shared, m_b, cute.slice_(part, first), (part_n, TILE_K)),
         cpasync.make_tiled_tma_atom(
             cpasync.CopyBulkTensorTileS2GOp(),
@@ -815,9 +803,7 @@ def _allocate(plan: KernelPlan, layouts) -> _Shared:
     memory = SmemAllocator()
     layout_a, layout_b, layout_d = layouts
     a, b = (
-        memory.allocate_tensor(
-            BFloat16, layout.outer, byte_alignment=1024, swizzle=layout.inner
-        )
+        memory.allocate_tensor(BFloat16, layout.outer, byte_alignment=1024, swizzle=layout.inner)
         for layout in (layout_a, layout_b)
     )
     d = None
@@ -874,9 +860,7 @@ def gemm_entry(plan: KernelPlan, *, num_ranks: int = 1) -> Any:
             cpasync.prefetch_descriptor(tma_a)
             cpasync.prefetch_descriptor(tma_b)
         shared = _allocate(plan, (layout_a, layout_b, layout_d))
-        place = _Place(
-            plan, table, rank, num_ranks, limit_ns, warp, cute.arch.lane_idx(), cta
-        )
+        place = _Place(plan, table, rank, num_ranks, limit_ns, warp, cute.arch.lane_idx(), cta)
         operands = _Operands(
             *(tma_a, m_a, tma_b, m_b, tma_d, m_d),
             *(Int64(plain_d.iterator.toint()), plain_d, scale, workspace),

@@ -128,7 +128,7 @@ class KernelPlan:
 
     @property
     def blocks_per_group(self) -> int:
-        """Blocks of 64 rows that each of them holds; block i of group g is number i x groups + g."""
+        """Blocks of 64 rows that each holds; block i of group g is number i x groups + g."""
         return self.tile_m // (BLOCK_M * self.groups_per_tile)
 
     @property
@@ -240,9 +240,13 @@ def _check_operands(problem: GemmProblem) -> None:
         if pitch is not None:
             _check_multiple(name, pitch, "a row and its gap")
             if pitch < least:
-                raise ValueError(f"{name}={pitch}: rows have {least} elements; choose at least that")
+                raise ValueError(
+                    f"{name}={pitch}: rows have {least} elements; choose at least that"
+                )
     if problem.num_experts < 1:
-        raise ValueError(f"num_experts={problem.num_experts}: B holds a matrix each; choose at least 1")
+        raise ValueError(
+            f"num_experts={problem.num_experts}: B holds a matrix each; choose at least 1"
+        )
 
 
 def _check_multiple(name: str, elements: int, what: str) -> None:
@@ -279,7 +283,9 @@ def _check_tile(problem: GemmProblem, tuning: GemmTuning) -> None:
             "choose a smaller tile"
         )
     if tuning.raster_m < 1:
-        raise ValueError(f"raster_m={tuning.raster_m}: so many tiles walk together; choose at least 1")
+        raise ValueError(
+            f"raster_m={tuning.raster_m}: so many tiles walk together; choose at least 1"
+        )
 
 
 def _clip_of(problem: GemmProblem, tuning: GemmTuning) -> Clip | None:
@@ -341,8 +347,8 @@ def _stages_of(problem: GemmProblem, tuning: GemmTuning, smem_bytes: int) -> int
     if not 2 <= wanted <= room:
         raise ValueError(
             f"num_stages={wanted}: stages of {stage_bytes} bytes beside "
-            f"{_staging_bytes(tuning)} bytes of staging fit {max(room, 0)} times into {smem_bytes}; "
-            "choose 2 at least, or a smaller tile"
+            f"{_staging_bytes(tuning)} bytes of staging fit {max(room, 0)} times into "
+            f"{smem_bytes}; choose 2 at least, or a smaller tile"
         )
     return wanted
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tilepipe.schedule.layout import ReceiveLayout
 
-__all__ = ["RECORD_WORDS", "TileWord", "TicketPlace", "pack_cluster_tiles", "place_of_ticket"]
+__all__ = ["RECORD_WORDS", "TicketPlace", "TileWord", "pack_cluster_tiles", "place_of_ticket"]
 
 # Words of a record: two vectors of 16 bytes.
 RECORD_WORDS = 8
