@@ -1,0 +1,196 @@
+"""What `gemm_peers` times: operands of one shape, our launches on them, and those of the peers.
+
+Imported only where there is a GPU. Knows nothing of stages, files and processes.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tilepipe.experiments.cuda.oracle import poison
+from tilepipe.experiments.cuda.products import compare_products
+from tilepipe.fabric.loopback import LoopbackHeap
+from tilepipe.fabric.table import Slot, Word
+from tilepipe.kernels.gemm.launch import GroupedGemm, alone_specs, upload_tiles
+from tilepipe.kernels.gemm.plan import KernelPlan
+from tilepipe.measure.clocks import ClockWatch
+from tilepipe.measure.contenders import run_interleaved
+from tilepipe.measure.device import CudaStream, DeviceTimer
+from tilepipe.schedule.layout import ReceiveLayout
+
+# quack: the first is its default, the others those that won on these shapes before.
+_QUACK_CONFIGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"tile_m": 128, "tile_n": 256, "cluster_m": 2, "pingpong": False},
+    {"tile_m": 128, "tile_n": 256, "cluster_m": 1, "pingpong": False},
+    {"tile_m": 256, "tile_n": 192, "cluster_m": 1, "pingpong": False},
+    {"tile_m": 128, "tile_n": 192, "cluster_m": 1, "pingpong": True},
+    {"tile_m": 128, "tile_n": 128, "cluster_m": 1, "pingpong": True},
+)
+_TRIAL_RUNS = 6
+
+Launch = Callable[[], None]
+
+
+class Shape:
+    """Rows of experts side by side in `a`, one B, and outputs by contender."""
+
+    def __init__(self, name: str, counts: list[int], b: torch.Tensor) -> None:
+        self.name, self.counts, self._b = name, counts, b
+        _, self._n, self._k = b.shape
+        self._rows = sum(counts)
+        self.flops = 2 * self._rows * self._n * self._k
+        self._a = torch.randn(self._rows, self._k, device="cuda").to(torch.bfloat16)
+        ends = np.cumsum(counts)
+        self._offsets = torch.tensor(ends, dtype=torch.int32, device="cuda")
+        self._bounds = torch.tensor([0, *ends], dtype=torch.int32, device="cuda")
+        stream = torch.cuda.current_stream()
+        self._timer = DeviceTimer(CudaStream(stream))
+        self._kept: list[Any] = []  # what launches point at
+
+    # Ours.
+
+    def own(self, plan: KernelPlan, layout: ReceiveLayout, *, limit_ns: int) -> tuple[Launch, str]:
+        """A launch of ours, run once on poison; a sentence where what it left is wrong."""
+        num_rows = max(layout.extent, 1)
+        _, held = layout.held_rows()
+        rows = torch.from_numpy(held).cuda()
+        a = torch.full((num_rows, self._k), float("nan"), dtype=torch.bfloat16, device="cuda")
+        a[rows] = self._a
+        d = torch.empty(num_rows, self._n, dtype=torch.bfloat16, device="cuda")
+        poison(d)
+        heap = LoopbackHeap(
+            alone_specs(
+                num_tiles=layout.num_tiles,
+                num_chunks=plan.num_chunks,
+                num_counters=max(layout.num_tiles, len(self.counts)),
+                num_rows=num_rows,
+            ),
+            num_ranks=1,
+            device=a.device,
+        )
+        upload_tiles(heap, 0, layout, plan)
+        _preset(heap)
+        gemm = GroupedGemm(plan, limit_ns=limit_ns)
+        launch = gemm.bind(heap, 0, a=a, b=self._b, d=d)
+        self._kept.append((heap, gemm, a, d))
+        launch()
+        done = torch.cuda.Event()
+        done.record()
+        heap.wait(done.query, limit_s=limit_ns / 1e9)
+        firsts = layout.expert_first_row[:-1].tolist()
+        verdict = compare_products(
+            d,
+            (
+                (slice(first, first + count), a[first : first + count], self._b[expert])
+                for expert, (first, count) in enumerate(zip(firsts, self.counts, strict=True))
+            ),
+            contender="own",
+            stage="before",
+        )
+        left = int(heap.tensor(0, Slot.words)[int(Word.gemm_queue)])
+        wrong = verdict.detail
+        if not wrong and left:
+            wrong = f"the queue of tickets ends with {left}, not 0"
+        return launch, wrong
+
+    # Peers.
+
+    def peers(self, quack_file: Path) -> dict[str, Callable[[], tuple[Launch | None, str]]]:
+        """Name -> makes its launch, or says why there is none."""
+        return {
+            "torch": self._torch,
+            "dense": self._dense,
+            "quack": partial(self._quack, quack_file),
+        }
+
+    def _torch(self) -> tuple[Launch | None, str]:
+        by_k = self._b.transpose(1, 2)
+        return lambda: torch._grouped_mm(self._a, by_k, offs=self._offsets), ""
+
+    def _dense(self) -> tuple[Launch | None, str]:
+        one, out = (
+            self._b[0].T,
+            torch.empty(self._rows, self._n, dtype=torch.bfloat16, device="cuda"),
+        )
+        return lambda: torch.matmul(self._a, one, out=out), ""
+
+    def _quack(self, file: Path) -> tuple[Launch | None, str]:
+        """The fastest of a few configurations, remembered by shape in a file."""
+        try:
+            from quack.gemm_config import GemmConfig
+            from quack.gemm_interface import default_config, gemm_tuned
+        except ImportError as error:
+            return None, f"{error}; install the extra baselines"
+        out = torch.empty(self._rows, self._n, dtype=torch.bfloat16, device="cuda")
+        by_k = self._b.transpose(1, 2)
+
+        def launch_of(chosen: dict[str, Any]) -> Launch:
+            config = GemmConfig(**chosen) if chosen else default_config(self._a.device)
+            call = gemm_tuned.fn
+            return lambda: call(
+                self._a,
+                by_k,
+                out,
+                cu_seqlens_m=self._bounds,
+                dynamic_scheduler=True,
+                config=config,
+            )
+
+        known = json.loads(file.read_text("utf-8")) if file.exists() else {}
+        if self.name not in known:
+            times = {}
+            for number, chosen in enumerate(_QUACK_CONFIGS):
+                try:
+                    launch = launch_of(chosen)
+                    found = [
+                        self._timer.measure([("stage", launch)])["stage"]
+                        for _ in range(_TRIAL_RUNS)
+                    ]
+                except (AssertionError, RuntimeError, TypeError, ValueError):
+                    continue  # not a configuration of this version
+                times[number] = int(np.median(found[1:]))
+            if not times:
+                return None, "none of the configurations runs"
+            known[self.name] = _QUACK_CONFIGS[min(times, key=lambda number: times[number])]
+            file.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+        return launch_of(known[self.name]), ""
+
+    # Time.
+
+    def timed(
+        self, contenders: dict[str, Launch], num_pairs: int
+    ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+        """Durations of all, interleaved, in ns; and the clocks while they ran."""
+
+        def once(launch: Launch, number: int) -> dict[str, tuple[int, int]]:
+            found = self._timer.measure([("stage", launch)])
+            return {"stage": (found["start_ns"], found["stage"])}
+
+        uuid = str(torch.cuda.get_device_properties(0).uuid)
+        with ClockWatch(uuid) as watch:
+            samples = run_interleaved(
+                {name: partial(once, launch) for name, launch in contenders.items()},
+                num_warmups=3,
+                num_iters=num_pairs,
+                barrier=lambda: None,
+            )
+        times: dict[str, list[int]] = {name: [] for name in contenders}
+        for sample in samples:
+            times[sample.contender].append(sample.duration_ns)
+        clocks = asdict(watch.clocks) if watch.clocks is not None else {}
+        seen = {"sm_mhz": clocks.get("sm_mhz", ""), "power_w": clocks.get("power_w_max", "")}
+        return {name: np.array(values, np.int64) for name, values in times.items()}, seen
+
+
+def _preset(heap: LoopbackHeap) -> None:
+    """All rows are here: more than any launch waits for."""
+    heap.tensor(0, Slot.ready).fill_(2**30)
+    heap.tensor(0, Slot.row_flag).fill_(2**30)
+    heap.tensor(0, Slot.words)[int(Word.epoch)] = 1

@@ -1,0 +1,54 @@
+"""Which tuning the grouped GEMM takes for a shape: one small table.
+
+Knows nothing of CuTe and torch. To be confirmed by measurement: rows are chosen by what tiles can
+reuse, not by times; `benchmarks/gemm_peers.py` times every tuning named here beside the others.
+"""
+
+from dataclasses import dataclass
+
+from tilepipe.kernels.gemm.choices import Consumers
+from tilepipe.kernels.gemm.plan import GemmTuning
+
+__all__ = ["DEFAULTS", "Default", "default_tuning"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Default:
+    """The tuning of shapes with so many rows an expert that has any, or more, and so long a K."""
+
+    rows_per_expert: int
+    k: int
+    tuning: GemmTuning
+    why: str
+
+
+# The first that fits is taken.
+DEFAULTS = (
+    Default(
+        rows_per_expert=97,
+        k=4096,
+        tuning=GemmTuning(tile_m=128, tile_n=256),
+        why="most products a byte; its bare epilogue is short beside so many K tiles",
+    ),
+    Default(
+        rows_per_expert=97,
+        k=0,
+        tuning=GemmTuning(tile_m=128, tile_n=128, consumers=Consumers.ping_pong),
+        why="few K tiles: the epilogue of one tile hides behind the products of the next",
+    ),
+    Default(
+        rows_per_expert=0,
+        k=0,
+        tuning=GemmTuning(tile_m=64, tile_n=256, consumers=Consumers.ping_pong),
+        why="skinny experts: a tile of 128 rows would be half empty",
+    ),
+)
+
+
+def default_tuning(*, num_rows: int, num_filled_experts: int, k: int) -> GemmTuning:
+    """The tuning for `num_rows` rows of all experts that have any."""
+    mean = num_rows / max(num_filled_experts, 1)
+    for default in DEFAULTS:
+        if mean >= default.rows_per_expert and k >= default.k:
+            return default.tuning
+    raise AssertionError("the last default fits every shape")
