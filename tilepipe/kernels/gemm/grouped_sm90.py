@@ -442,7 +442,7 @@ def _emit_tile(
                     *(scales, place.lane, epilogue),
                 )
                 if cutlass.const_expr(plan.tuning.store is StoreMode.tma):
-                    buffer_idx = group * STAGING_BUFFERS + part % STAGING_BUFFERS
+                    buffer_idx = group * STAGING_BUFFERS + _turn(plan, i, part)
                     meet_named(int(Named.read) + buffer_idx)
                     stage_words(words, _block_address(shared.d, buffer_idx), warp, place.lane)
                     cute.arch.fence_proxy("async.shared", space="cta")
@@ -471,6 +471,15 @@ def _scales(scale: cute.Pointer, row: Int32, num_rows: Int32, warp: Int32, lane:
         if within < num_rows:
             pair[half] = scales[row + within]
     return pair
+
+
+def _turn(plan: KernelPlan, i: int, part: int) -> int:
+    """Which buffer of its warpgroup takes a part of block i.
+
+    Buffers take turns through all blocks of a tile: a store gives its buffer back only once the
+    next one has started, so the next one must not need it.
+    """
+    return (i * (plan.out_tile_n // STAGED_COLUMNS) + part) % STAGING_BUFFERS
 
 
 def _block_address(d: cute.Tensor, buffer_idx: Int32) -> Int32:
@@ -645,7 +654,7 @@ def _store_tile(
                 block = i * plan.groups_per_tile + member
                 num_rows = valid - block * BLOCK_M
                 if num_rows > 0:
-                    buffer_idx = group * STAGING_BUFFERS + part % STAGING_BUFFERS
+                    buffer_idx = group * STAGING_BUFFERS + _turn(plan, i, part)
                     meet_named(int(Named.written) + buffer_idx)
                     _store_block(
                         *(place, shared, operands, descriptor, buffer_idx),
