@@ -81,6 +81,9 @@ _CONTENDERS = {
     "torch_sequential": "torch seq.",
     "torch_dispatch": "torch",
     "torch_combine": "torch",
+    "torch_grouped_mm": "torch",
+    "quack": "QuACK",
+    "cublas_dense": "dense",
 }
 # Terms whose names are longer than their numbers.
 _TERMS = {"contention": "conten-\ntion", "publish_tax": "publ. tax"}

@@ -91,6 +91,9 @@ CONTENDERS = {
     ),
     "torch_combine": "combine by torch: the same way back, then one weighted sum over slots",
     "torch_sequential": "torch's dispatch or combine, its grouped GEMM behind or before it",
+    "torch_grouped_mm": "torch._grouped_mm on the same rows without gaps",
+    "quack": "QuACK's grouped GEMM, tuned, on the same rows without gaps",
+    "cublas_dense": "one product of all rows with one expert's weight: another result",
 }
 
 

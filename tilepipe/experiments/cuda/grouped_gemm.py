@@ -1,0 +1,206 @@
+"""Grouped GEMM alone on the GPU, on rows that have arrived, beside the libraries' products.
+
+Knows nothing of other operations.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+
+import numpy as np
+import torch
+
+from tilepipe.config.choices import Granularity
+from tilepipe.config.schemas import Config
+from tilepipe.experiments.cuda.oracle import DeviceOracle, poison
+from tilepipe.experiments.cuda.payload import fill_rows
+from tilepipe.experiments.cuda.session import CudaSession
+from tilepipe.experiments.setting import Components, Memory
+from tilepipe.fabric.table import Slot
+from tilepipe.kernels.gemm.choices import Consumers
+from tilepipe.kernels.gemm.launch import GroupedGemm, upload_tiles
+from tilepipe.kernels.gemm.plan import BLOCK_M, NUM_CONSUMERS, GemmProblem, GemmTuning, plan_gemm
+from tilepipe.records import Verdict
+from tilepipe.workload.payload import WEIGHTS_LAUNCH, weight_scale
+from tilepipe.workload.shapes import gemm_shape
+
+__all__ = ["TRIAL", "CudaGroupedGemm"]
+
+# Ours, compared with the oracle like every product of the same rows.
+_OWN = ("gemm_all", "gemm_flags")
+
+
+class CudaGroupedGemm:
+    """Ours without flags and with flags that are set, torch's, quack's, and a dense product."""
+
+    @staticmethod
+    def memory(config: Config) -> Memory:
+        return Memory(dispatch_hidden=config.workload.hidden)
+
+    def __init__(self, session: CudaSession) -> None:
+        self.session = session
+        shape = gemm_shape(session.config.workload, session.config.operation)
+        assert shape is not None, "an operation without a GEMM"
+        self._n, self._k = shape.n, shape.k
+        has_quack = find_spec("quack") is not None
+        self.contenders = (*_OWN, "torch_grouped_mm", *(["quack"] * has_quack), "cublas_dense")
+        # A dense product takes the weight of one expert for all rows: it has another result.
+        self.checked = tuple(name for name in self.contenders if name != "cublas_dense")
+        self._ranks = {rank: _Rank(session, rank, self._n, self._k) for rank in session.ranks}
+        self._launches: dict[str, list[Callable[[], None]]] = {
+            name: [rank.launch_of(name) for rank in self._ranks.values()]
+            for name in self.contenders
+        }
+
+    def prepare(self, contender: str, launch: int) -> None:
+        for rank, own in self._ranks.items():
+            own.fill(self.session.oracle(rank), launch)
+
+    def poison(self, contender: str) -> None:
+        for own in self._ranks.values():
+            poison(own.out_of(contender))
+
+    def run(self, contender: str) -> None:
+        self._set_flags()
+        self._multiply(contender)
+
+    def time(self, contender: str) -> Components:
+        return self.session.time(
+            [("plan", self._set_flags), ("stage", partial(self._multiply, contender))],
+            whole=False,
+        )
+
+    def _set_flags(self) -> None:
+        """All rows are here. Ahead of every launch: where ranks meet, their gate lowers flags."""
+        for rank in self.session.ranks:
+            self.session.group.tensor(rank, Slot.ready).fill_(torch.iinfo(torch.int32).max)
+
+    def _multiply(self, contender: str) -> None:
+        for launch in self._launches[contender]:
+            launch()
+
+    def check(self, contender: str, rank: int, launch: int, stage: str) -> list[Verdict]:
+        own, oracle = self._ranks[rank], self.session.oracle(rank)
+        return [
+            oracle.check_products(
+                launch,
+                own.out_of(contender),
+                own.first_rows_of(contender),
+                num_k=self._k,
+                contender=contender,
+                stage=stage,
+            )
+        ]
+
+
+class _Rank:
+    """Operands, outputs and launches of one rank."""
+
+    def __init__(self, session: CudaSession, rank: int, n: int, k: int) -> None:
+        self._session, self._rank, self._n, self._k = session, rank, n, k
+        group = session.group
+        self._layout = layout = group.plans[rank].layout
+        self._rows = group.tensor(rank, Slot.recv_x).view(torch.bfloat16)
+        _, held = layout.held_rows()
+        self._held = torch.from_numpy(held).to(session.device)
+        num_local = group.settings.num_experts_per_rank
+        self._b = torch.empty(num_local, n, k, dtype=torch.bfloat16, device=session.device)
+        for expert in range(num_local):
+            rows = torch.arange(n, device=session.device)
+            fill_rows(self._b[expert], WEIGHTS_LAUNCH, rank * num_local + expert, rows)
+        self._b *= weight_scale(k)
+        # Libraries take rows without gaps.
+        self._packed = torch.empty(len(held), k, dtype=torch.bfloat16, device=session.device)
+        self._ends = torch.from_numpy(np.cumsum(layout.expert_rows, dtype=np.int32)).to(
+            session.device
+        )
+        self._outs: dict[str, torch.Tensor] = {}
+
+    def fill(self, oracle: DeviceOracle, launch: int) -> None:
+        """Rows as a dispatch of that launch would have left them, gaps poisoned."""
+        poison(self._rows)
+        oracle.fill_arrived(launch, self._packed)
+        self._rows.index_copy_(0, self._held, self._packed)
+
+    def out_of(self, contender: str) -> torch.Tensor:
+        return self._outs[contender]
+
+    def first_rows_of(self, contender: str) -> list[int]:
+        """Where each expert begins in the output of a contender."""
+        if contender in _OWN:
+            return [int(first) for first in self._layout.expert_first_row[:-1]]
+        ends = np.cumsum(self._layout.expert_rows)
+        return [int(first) for first in ends - self._layout.expert_rows]
+
+    def launch_of(self, contender: str) -> Callable[[], None]:
+        """A launch into an output of its own."""
+        rows = self._rows if contender in _OWN else self._packed
+        self._outs[contender] = torch.empty(
+            len(rows), self._n, dtype=torch.bfloat16, device=rows.device
+        )
+        match contender:
+            case "gemm_all" | "gemm_flags":
+                return self._own(contender)
+            case "torch_grouped_mm":
+                return self._torch()
+            case "quack":
+                return self._quack()
+            case _:
+                return self._dense()
+
+    def _own(self, contender: str) -> Callable[[], None]:
+        session, config = self._session, self._session.config
+        kernel, group = config.kernel, session.group
+        num_sms = torch.cuda.get_device_properties(session.device).multi_processor_count
+        plan = plan_gemm(
+            GemmProblem(
+                n=self._n,
+                k=self._k,
+                num_experts=group.settings.num_experts_per_rank,
+                layout=kernel.layout,
+                group_align=kernel.tile_m,
+                wait=Granularity.tile if contender == "gemm_flags" else None,
+            ),
+            _tuning(kernel.tile_m, kernel.tile_n),
+            num_gemm_ctas=num_sms,
+            num_sms=num_sms,
+        )
+        upload_tiles(group.heap, self._rank, self._layout, plan)
+        gemm = GroupedGemm(
+            plan, num_ranks=group.settings.num_ranks, limit_ns=int(group.watchdog_s * 1e9)
+        )
+        return gemm.bind(group.heap, self._rank, a=self._rows, b=self._b, d=self._outs[contender])
+
+    def _torch(self) -> Callable[[], None]:
+        by_k = self._b.transpose(1, 2)
+
+        def launch() -> None:
+            # It has no output argument: what it returns takes the place of the output.
+            self._outs["torch_grouped_mm"] = torch._grouped_mm(self._packed, by_k, offs=self._ends)
+
+        return launch
+
+    def _quack(self) -> Callable[[], None]:
+        from quack.gemm_interface import gemm
+
+        by_k, out = self._b.transpose(1, 2), self._outs["quack"]
+        bounds = torch.cat([torch.zeros_like(self._ends[:1]), self._ends])
+        return lambda: gemm(self._packed, by_k, out=out, cu_seqlens_m=bounds)
+
+    def _dense(self) -> Callable[[], None]:
+        one, out = self._b[0].T, self._outs["cublas_dense"]
+
+        def launch() -> None:
+            torch.matmul(self._packed, one, out=out)
+
+        return launch
+
+
+def _tuning(tile_m: int, tile_n: int) -> GemmTuning:
+    """Both warpgroups on one tile where it has rows for both."""
+    both = tile_m % (BLOCK_M * NUM_CONSUMERS) == 0
+    consumers = Consumers.cooperative if both else Consumers.ping_pong
+    return GemmTuning(tile_m=tile_m, tile_n=tile_n, consumers=consumers)
+
+
+TRIAL = CudaGroupedGemm
