@@ -1,13 +1,17 @@
 """The grouped GEMM beside torch._grouped_mm, quack and a dense cuBLAS product, on one GPU.
 
-    python -m benchmarks.gemm_peers OUT.csv [--pairs 30] [--shapes tall,deep,mixtral] [--quick]
+    python -m benchmarks.gemm_peers FOLDER [--pairs 30] [--jobs tall,deep] [--total-s 450]
 
-Each shape has a process of its own with a time limit. A tuning is first run on poisoned memory and
-compared with the FP32 oracle, every value; one that is wrong is named and never timed. Should a
-tuning end its process or its time, the process is started again without it. All that are right are
-then timed interleaved with the peers; ratios are medians of pairs with a 95 % interval, in one run.
+A job is a process of its own with a time limit: shapes with one B, and stages. A tuning is first
+run on poisoned memory and compared with the FP32 oracle, every value; one that is wrong is named
+and never timed. Should a tuning end its process or its time, the job is started again without it,
+and later jobs leave it out. All that are right are then timed interleaved with the peers; ratios
+are medians of pairs with a 95 % interval, in one run.
 Stages: `tuning` (packed rows), `way` (layouts, stores, clips of the best one), `hooks` (flags set),
 `sms` (fewer CTAs).
+
+FOLDER gets `gemm_peers.csv`, a row a result as it comes, and `quack.json`, quack's configurations
+that won; jobs for which no time is left are named in the table.
 """
 
 import argparse
@@ -33,7 +37,9 @@ from tilepipe.workload.laws import zipf_shares
 
 NUM_SMS = 132
 LIMIT_NS = 1_000_000_000
-LIMIT_S = 240.0  # of one process
+LIMIT_S = 150.0  # of one process
+# Less than this is not worth starting a process for.
+_LEAST_S = 15.0
 _PING_PONG = Consumers.ping_pong
 
 
@@ -44,14 +50,31 @@ class Family:
     num_experts: int
     k: int
     n: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one process times."""
+
+    family: Family
     rows: tuple[int, ...]
-    laws: tuple[str, ...]
+    law: str
+    stages: tuple[str, ...]
 
 
-FAMILIES = {
-    "tall": Family(32, 7168, 4096, (4096, 32_768), ("uniform", "zipf")),
-    "deep": Family(32, 2048, 7168, (4096, 32_768), ("uniform", "zipf")),
-    "mixtral": Family(8, 4096, 14_336, (8192,), ("uniform",)),
+TALL = Family(32, 7168, 4096)
+DEEP = Family(32, 2048, 7168)
+MIXTRAL = Family(8, 4096, 14_336)
+_FURTHER = ("way", "hooks", "sms")
+# In order: what matters most first.
+JOBS = {
+    "tall": Job(TALL, (4096, 32_768), "uniform", ("tuning",)),
+    "deep": Job(DEEP, (4096, 32_768), "uniform", ("tuning",)),
+    "mixtral": Job(MIXTRAL, (8192,), "uniform", ("tuning",)),
+    "tall_zipf": Job(TALL, (4096, 32_768), "zipf", ("tuning",)),
+    "deep_zipf": Job(DEEP, (4096, 32_768), "zipf", ("tuning",)),
+    "tall_further": Job(TALL, (32_768, 4096), "uniform", _FURTHER),
+    "deep_further": Job(DEEP, (32_768, 4096), "uniform", _FURTHER),
 }
 TUNINGS = {
     "coop_128x256": GemmTuning(),
@@ -63,7 +86,6 @@ TUNINGS = {
     "pp_64x256": GemmTuning(tile_m=64, consumers=_PING_PONG),
     "pp_64x256_c2": GemmTuning(tile_m=64, cluster_m=2, consumers=_PING_PONG),
 }
-QUICK = ("coop_128x256", "coop_128x256_c2", "pp_128x128", "pp_64x256_c2")
 FIELDS = (
     *("shape", "stage", "contender", "status", "median_us", "low_us", "high_us", "tflops"),
     *("ratio_to", "ratio", "ratio_low", "ratio_high", "num_pairs", "sm_mhz", "power_w", "detail"),
@@ -72,21 +94,33 @@ FIELDS = (
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out", type=Path)
+    parser.add_argument("folder", type=Path)
     parser.add_argument("--pairs", type=int, default=30)
-    parser.add_argument("--shapes", default=",".join(FAMILIES))
-    parser.add_argument("--quick", action="store_true", help="four tunings, no further stages")
-    parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="of each shape's process")
+    parser.add_argument("--jobs", default=",".join(JOBS))
+    parser.add_argument("--tunings", default=",".join(TUNINGS))
+    parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="of each process")
+    parser.add_argument("--total-s", type=float, default=450.0, help="of all of them")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--skip", default="", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.child:
-        return _measure_family(chosen)
-    _write_header(chosen.out)
-    for name in chosen.shapes.split(","):
-        _run_family(name, chosen)
-    sys.stdout.writelines(_table(chosen.out))
+        return _measure(chosen)
+    for option, known in (("jobs", JOBS), ("tunings", TUNINGS)):
+        unknown = set(getattr(chosen, option).split(",")) - set(known)
+        if unknown:
+            parser.error(f"--{option}={','.join(sorted(unknown))}: choose of {', '.join(known)}")
+    chosen.folder.mkdir(parents=True, exist_ok=True)
+    _write_header(_results(chosen))
+    end = time.monotonic() + chosen.total_s
+    skipped: list[str] = []
+    for name in chosen.jobs.split(","):
+        _run_job(name, chosen, skipped, end)
+    sys.stdout.writelines(_table(_results(chosen)))
     return 0
+
+
+def _results(chosen: argparse.Namespace) -> Path:
+    return Path(chosen.folder, "gemm_peers.csv")
 
 
 def _write_header(out: Path) -> None:
@@ -94,28 +128,36 @@ def _write_header(out: Path) -> None:
         csv.DictWriter(file, FIELDS, lineterminator="\n").writeheader()
 
 
-def _run_family(name: str, chosen: argparse.Namespace) -> None:
-    """One process a family; without whatever ended it, again."""
-    skipped: list[str] = []
-    for _ in range(4):
-        progress = chosen.out.with_suffix(f".{name}.now")
+def _run_job(name: str, chosen: argparse.Namespace, skipped: list[str], end: float) -> None:
+    """One process; without whatever ended it, again."""
+    out = _results(chosen)
+    while True:
+        left = min(chosen.limit_s, end - time.monotonic())
+        if left < _LEAST_S:
+            _append(out, {"shape": name, "status": "skipped", "detail": "no time was left"})
+            return
+        progress = Path(chosen.folder, f"{name}.now")
         progress.write_text("start", encoding="utf-8")
-        words = [sys.executable, "-m", "benchmarks.gemm_peers", str(chosen.out), "--child", name]
+        words = [sys.executable, "-m", "benchmarks.gemm_peers", str(chosen.folder)]
+        words += ["--child", name, "--tunings", chosen.tunings]
         words += ["--pairs", str(chosen.pairs), "--skip", ",".join(skipped)]
-        words += ["--quick"] * chosen.quick
-        begin = time.monotonic()
-        try:
-            code = subprocess.run(words, timeout=chosen.limit_s, check=False).returncode
-            why = f"its process ended with {code}"
-        except subprocess.TimeoutExpired:
-            code, why = 1, f"its process did not end within {chosen.limit_s:g} s"
+        errors = Path(chosen.folder, f"{name}.stderr")
+        with errors.open("w", encoding="utf-8") as file:
+            try:
+                code = subprocess.run(words, timeout=left, check=False, stderr=file).returncode
+                why = f"its process ended with {code}"
+            except subprocess.TimeoutExpired:
+                code, why = 1, f"its process did not end within {left:.0f} s"
         last = progress.read_text(encoding="utf-8")
         progress.unlink()
         if code == 0:
+            errors.unlink()
             return
-        _append(chosen.out, {"shape": name, "contender": last, "status": "failed", "detail": why})
-        sys.stdout.write(f"{name}: {last}: {why} ({time.monotonic() - begin:.0f} s)\n")
-        if last in skipped or last == "start":
+        why = " ".join([why, *errors.read_text(encoding="utf-8").splitlines()[-1:]])
+        errors.rename(errors.with_name(f"{name}.{last}.stderr"))
+        _append(out, {"shape": name, "contender": last, "status": "failed", "detail": why})
+        sys.stdout.write(f"{name}: {last}: {why}\n")
+        if last in skipped or last == "start" or last.startswith("timing"):
             return
         skipped.append(last)
 
@@ -125,42 +167,53 @@ def _append(out: Path, row: Mapping[str, Any]) -> None:
         csv.DictWriter(file, FIELDS, lineterminator="\n").writerow(row)
 
 
-def _table(out: Path) -> Iterator[str]:
+def _read(out: Path) -> list[dict[str, str]]:
     with out.open(encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            ratio = f"{row['ratio']} [{row['ratio_low']}, {row['ratio_high']}]"
-            if not row["ratio"]:
-                ratio = row["detail"]
-            yield (
-                f"{row['shape']:>24} {row['stage']:<7} {row['contender']:<22} {row['status']:<9} "
-                f"{row['median_us']:>9} us {row['tflops']:>6} TFLOP/s  {ratio}\n"
-            )
+        return list(csv.DictReader(file))
+
+
+def _table(out: Path) -> Iterator[str]:
+    for row in _read(out):
+        ratio = f"{row['ratio']} [{row['ratio_low']}, {row['ratio_high']}]"
+        if not row["ratio"]:
+            ratio = row["detail"]
+        yield (
+            f"{row['shape']:>24} {row['stage']:<7} {row['contender']:<22} {row['status']:<9} "
+            f"{row['median_us']:>9} us {row['tflops']:>6} TFLOP/s  {ratio}\n"
+        )
 
 
 # What follows runs in a child, which alone loads CUDA.
 
 
-def _measure_family(chosen: argparse.Namespace) -> int:
+def _measure(chosen: argparse.Namespace) -> int:
     import torch
 
     from benchmarks.gemm_contenders import Shape
 
-    family, skipped = FAMILIES[chosen.child], set(chosen.skip.split(","))
-    names = [name for name in (QUICK if chosen.quick else TUNINGS) if name not in skipped]
-    b = torch.randn(family.num_experts, family.n, family.k, device="cuda").to(torch.bfloat16)
-    b *= family.k**-0.5
-    for num_rows in family.rows:
-        for law in family.laws:
-            counts = _counts(num_rows, family.num_experts, law)
-            shape = Shape(f"{num_rows}x{family.k}x{family.n}-{law}", counts, b)
-            run = _Run(chosen, family, shape, skipped)
-            run.tunings(names)
-            if not chosen.quick:
-                run.ways()
-                run.hooks()
-                run.fewer_sms()
-            del run, shape
-            torch.cuda.empty_cache()
+    job, skipped = JOBS[chosen.child], set(chosen.skip.split(","))
+    family = job.family
+    names = [name for name in chosen.tunings.split(",") if name not in skipped]
+    torch.manual_seed(0)
+    b = torch.empty(
+        family.num_experts, family.n, family.k, dtype=torch.bfloat16, device="cuda"
+    ).normal_(0.0, family.k**-0.5)
+    for num_rows in job.rows:
+        counts = _counts(num_rows, family.num_experts, job.law)
+        shape = Shape(f"{num_rows}x{family.k}x{family.n}-{job.law}", counts, b)
+        run = _Run(chosen, family, shape, skipped)
+        for stage in job.stages:
+            match stage:
+                case "tuning":
+                    run.tunings(names)
+                case "way":
+                    run.ways()
+                case "hooks":
+                    run.hooks()
+                case "sms":
+                    run.fewer_sms()
+        del run, shape
+        torch.cuda.empty_cache()
     return 0
 
 
@@ -181,17 +234,20 @@ class _Run:
     ) -> None:
         self._chosen, self._family, self._shape = chosen, family, shape
         self._skipped = skipped
-        self._best = "coop_128x256"
+        # The fastest tuning of this shape, by an earlier job.
+        times = [
+            (float(row["median_us"]), row["contender"])
+            for row in _read(_results(chosen))
+            if row["shape"] == shape.name and row["contender"] in TUNINGS and row["median_us"]
+        ]
+        self._best = min(times)[1] if times else "coop_128x256"
 
     def tunings(self, names: list[str]) -> None:
         """Every tuning beside the peers."""
         contenders = self._peers()
         for name in names:
             contenders |= self._own("tuning", name, TUNINGS[name], Layout.packed)
-        times = self._time("tuning", contenders, ratio_to="torch")
-        own = {name: ns for name, ns in times.items() if name in TUNINGS}
-        if own:
-            self._best = min(own, key=lambda name: own[name])
+        self._time("tuning", contenders, ratio_to="torch")
 
     def ways(self) -> None:
         """Layouts, stores and clips of the best tuning."""
@@ -230,7 +286,7 @@ class _Run:
 
     def _peers(self) -> dict[str, Callable[[], None]]:
         peers: dict[str, Callable[[], None]] = {}
-        for name, make in self._shape.peers(self._chosen.out.with_suffix(".quack.json")).items():
+        for name, make in self._shape.peers(Path(self._chosen.folder, "quack.json")).items():
             if name in self._skipped:
                 continue
             self._now(name)
@@ -291,16 +347,14 @@ class _Run:
 
     def _time(
         self, stage: str, contenders: dict[str, Callable[[], None]], *, ratio_to: str
-    ) -> dict[str, int]:
-        """Interleaved samples of all; writes a row each and returns medians, ns."""
+    ) -> None:
+        """Interleaved samples of all; writes a row each."""
         self._now(f"timing_{stage}")
         if not contenders:
-            return {}
+            return
         samples, clocks = self._shape.timed(contenders, self._chosen.pairs)
-        medians = {}
         for name, values in samples.items():
             found = median_interval(values)
-            medians[name] = found.value
             row: dict[str, Any] = {
                 "median_us": round(found.value / 1e3, 1),
                 "low_us": round(found.low / 1e3, 1),
@@ -314,17 +368,16 @@ class _Run:
                 row |= {"ratio_to": ratio_to, "ratio": round(ratio.value, 4)}
                 row |= {"ratio_low": round(ratio.low, 4), "ratio_high": round(ratio.high, 4)}
             self._row(stage, name, status="ok", **row)
-        return medians
 
     def _row(self, stage: str, contender: str, **fields: Any) -> None:
         row = {"shape": self._shape.name, "stage": stage, "contender": contender, **fields}
-        _append(self._chosen.out, row)
+        _append(_results(self._chosen), row)
         sys.stdout.write(json.dumps(row) + "\n")
         sys.stdout.flush()
 
     def _now(self, name: str) -> None:
         """Leave word of what is under way, for the parent."""
-        now = self._chosen.out.with_suffix(f".{self._chosen.child}.now")
+        now = Path(self._chosen.folder, f"{self._chosen.child}.now")
         now.write_text(name, encoding="utf-8")
 
 

@@ -161,6 +161,28 @@ class Case:
             self.d, self.groups(), epilogue=epilogue, contender="gemm", stage="test"
         )
 
+    def picture(self) -> str:
+        """Where values are wrong, by block of 64 x 64, and what stands there: what to read first.
+
+        Of the first wrong block also where in its group values of the kind have their right place:
+        a permutation shows as such.
+        """
+        if self.plan.problem.epilogue is not Epilogue.none:
+            return "no picture of this epilogue"
+        lines: list[str] = []
+        for expert, (rows, a, b) in enumerate(self.groups()):
+            want = (a.float() @ b.float().T).to(torch.bfloat16)
+            got = self.d[rows]
+            wrong = ~((got.float() - want.float()).abs() <= 0.02 + 0.02 * want.float().abs())
+            for i, j in torch.nonzero(_blocks_with(wrong)).tolist():
+                part = (slice(64 * i, 64 * i + 64), slice(64 * j, 64 * j + 64))
+                lines.append(f"expert {expert} block {i},{j}: {_kinds(got[part], wrong[part])}")
+                if len(lines) == 1:
+                    lines += _whereabouts(got, want, wrong, 64 * i, 64 * j)
+                if len(lines) > 40:
+                    return "\n".join([*lines, "and more"])
+        return "\n".join(lines)
+
     def num_written_outside(self) -> int:
         """Values behind groups, in gaps and guards that are no longer what they were."""
         bits = self._memory.view(torch.int16)
@@ -190,3 +212,49 @@ class Case:
         """Rows told by M tile and chunk."""
         told = self.heap.tensor(0, Slot.tile_stored).view(-1, self.plan.num_chunks)
         return told[: self.layout.num_tiles].tolist()
+
+
+def _blocks_with(wrong: torch.Tensor) -> torch.Tensor:
+    """Blocks of 64 x 64 that hold any True."""
+    rows, columns = (-(-size // 64) for size in wrong.shape)
+    full = torch.zeros(rows * 64, columns * 64, dtype=torch.bool, device=wrong.device)
+    full[: wrong.shape[0], : wrong.shape[1]] = wrong
+    return full.view(rows, 64, columns, 64).any(3).any(1)
+
+
+def _kinds(got: torch.Tensor, wrong: torch.Tensor) -> str:
+    """What stands where values are wrong, and in which rows and columns of the block."""
+    bits = got.contiguous().view(torch.int16)
+    untouched, lost = bits == BF16_POISON, torch.isnan(got)
+    kinds = {
+        "wrong": wrong,
+        "untouched": wrong & untouched,
+        "nan": wrong & lost & ~untouched,
+        "zero": wrong & (got == 0),
+    }
+    counts = ", ".join(f"{int(where.sum())} {kind}" for kind, where in kinds.items())
+    rows, columns = (torch.nonzero(wrong.any(dim)).flatten().tolist() for dim in (1, 0))
+    return f"{counts}; rows {_spans(rows)}, columns {_spans(columns)}"
+
+
+def _spans(numbers: list[int]) -> str:
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return " ".join(f"{first}-{last}" for first, last in spans[:12])
+
+
+def _whereabouts(
+    got: torch.Tensor, want: torch.Tensor, wrong: torch.Tensor, row: int, column: int
+) -> list[str]:
+    """For some wrong values, places of the group where that value would be right."""
+    lines = []
+    places = torch.nonzero(wrong[row : row + 64, column : column + 64])
+    for i, j in places[:: max(1, len(places) // 12)].tolist():
+        at = (row + i, column + j)
+        same = torch.nonzero(want == got[at])[:3].tolist()
+        lines.append(f"  {at}: got {float(got[at]):g}, want {float(want[at]):g}; right at {same}")
+    return lines

@@ -49,7 +49,7 @@ def expect_right(case):
     """Run a case and look at every value."""
     case.run()
     verdict = case.verdict()
-    assert verdict.passed, verdict.detail
+    assert verdict.passed, f"{verdict.detail}\n{case.picture()}"
     assert case.num_written_outside() == 0
     assert case.queue() == 0, "the last claim did not put the queue back"
 
