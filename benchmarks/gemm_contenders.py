@@ -13,6 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from tilepipe.baselines.products import (
+    QUACK_CONFIGS,
+    Operands,
+    Product,
+    has_quack,
+    product_of,
+    quickest,
+)
 from tilepipe.experiments.cuda.oracle import poison
 from tilepipe.experiments.cuda.products import compare_products
 from tilepipe.fabric.loopback import LoopbackHeap
@@ -24,18 +32,9 @@ from tilepipe.measure.contenders import run_interleaved
 from tilepipe.measure.device import CudaStream, DeviceTimer
 from tilepipe.schedule.layout import ReceiveLayout
 
-# quack: the first is its default, the others those that won on these shapes before.
-_QUACK_CONFIGS: tuple[dict[str, Any], ...] = (
-    {},
-    {"tile_m": 128, "tile_n": 256, "cluster_m": 2, "pingpong": False},
-    {"tile_m": 128, "tile_n": 256, "cluster_m": 1, "pingpong": False},
-    {"tile_m": 256, "tile_n": 192, "cluster_m": 1, "pingpong": False},
-    {"tile_m": 128, "tile_n": 192, "cluster_m": 1, "pingpong": True},
-    {"tile_m": 128, "tile_n": 128, "cluster_m": 1, "pingpong": True},
-)
 _TRIAL_RUNS = 6
 
-Launch = Callable[[], None]
+Launch = Callable[[], Any]
 
 
 class Shape:
@@ -49,7 +48,6 @@ class Shape:
         self._a = torch.randn(self._rows, self._k, device="cuda").to(torch.bfloat16)
         ends = np.cumsum(counts)
         self._offsets = torch.tensor(ends, dtype=torch.int32, device="cuda")
-        self._bounds = torch.tensor([0, *ends], dtype=torch.int32, device="cuda")
         stream = torch.cuda.current_stream()
         self._timer = DeviceTimer(CudaStream(stream))
         self._kept: list[Any] = []  # what launches point at
@@ -105,62 +103,38 @@ class Shape:
     def peers(self, quack_file: Path) -> dict[str, Callable[[], tuple[Launch | None, str]]]:
         """Name -> makes its launch, or says why there is none."""
         return {
-            "torch": self._torch,
-            "dense": self._dense,
+            "torch": partial(self._library, "torch_grouped_mm"),
+            "dense": partial(self._library, "cublas_dense"),
             "quack": partial(self._quack, quack_file),
         }
 
-    def _torch(self) -> tuple[Launch | None, str]:
-        by_k = self._b.transpose(1, 2)
-        return lambda: torch._grouped_mm(self._a, by_k, offs=self._offsets), ""
-
-    def _dense(self) -> tuple[Launch | None, str]:
-        one, out = (
-            self._b[0].T,
-            torch.empty(self._rows, self._n, dtype=torch.bfloat16, device="cuda"),
-        )
-        return lambda: torch.matmul(self._a, one, out=out), ""
+    def _library(self, name: str) -> tuple[Launch | None, str]:
+        return product_of(name, self._operands()), ""
 
     def _quack(self, file: Path) -> tuple[Launch | None, str]:
         """The fastest of a few configurations, remembered by shape in a file."""
-        try:
-            from quack.gemm_config import GemmConfig
-            from quack.gemm_interface import default_config, gemm_tuned
-        except ImportError as error:
-            return None, f"{error}; install the extra baselines"
-        out = torch.empty(self._rows, self._n, dtype=torch.bfloat16, device="cuda")
-        by_k = self._b.transpose(1, 2)
-
-        def launch_of(chosen: dict[str, Any]) -> Launch:
-            config = GemmConfig(**chosen) if chosen else default_config(self._a.device)
-            call = gemm_tuned.fn
-            return lambda: call(
-                self._a,
-                by_k,
-                out,
-                cu_seqlens_m=self._bounds,
-                dynamic_scheduler=True,
-                config=config,
-            )
-
+        if not has_quack():
+            return None, "quack is not installed; install the extra baselines"
+        operands = self._operands()
         known = json.loads(file.read_text("utf-8")) if file.exists() else {}
         if self.name not in known:
-            times = {}
-            for number, chosen in enumerate(_QUACK_CONFIGS):
-                try:
-                    launch = launch_of(chosen)
-                    found = [
-                        self._timer.measure([("stage", launch)])["stage"]
-                        for _ in range(_TRIAL_RUNS)
-                    ]
-                except (AssertionError, RuntimeError, TypeError, ValueError):
-                    continue  # not a configuration of this version
-                times[number] = int(np.median(found[1:]))
-            if not times:
-                return None, "none of the configurations runs"
-            known[self.name] = _QUACK_CONFIGS[min(times, key=lambda number: times[number])]
+            products = {
+                config: product_of("quack", operands, config=config) for config in QUACK_CONFIGS
+            }
+            try:
+                known[self.name] = quickest(products, self._trial_ns)
+            except RuntimeError as error:
+                return None, str(error)
             file.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
-        return launch_of(known[self.name]), ""
+        return product_of("quack", operands, config=known[self.name]), known[self.name]
+
+    def _operands(self) -> Operands:
+        return Operands(self._a, self._b, self._offsets)
+
+    def _trial_ns(self, product: Product) -> int:
+        """The median of a few runs; the first, which compiles, does not count."""
+        found = [self._timer.measure([("stage", product)])["stage"] for _ in range(_TRIAL_RUNS)]
+        return int(np.median(found[1:]))
 
     # Time.
 

@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from tilepipe.config.choices import Granularity, Layout
-from tilepipe.kernels.gemm.choices import Clip, Consumers, StoreMode
+from tilepipe.config.choices import Granularity, Layout, StoreMode
+from tilepipe.kernels.gemm.choices import Clip, Consumers
 from tilepipe.kernels.gemm.plan import GemmProblem, GemmTuning, plan_gemm
 from tilepipe.measure.stats import median_interval, paired_ratio
 from tilepipe.schedule.layout import make_layout

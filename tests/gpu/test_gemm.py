@@ -13,7 +13,7 @@ if not torch.cuda.is_available():
 
 from tests.experiments.pairwise import pairwise  # noqa: E402
 from tests.gpu.gemms import LIMIT_NS, Case  # noqa: E402
-from tilepipe.config.choices import Granularity, Layout  # noqa: E402
+from tilepipe.config.choices import Granularity, Layout, StoreMode  # noqa: E402
 from tilepipe.fabric.table import Slot  # noqa: E402
 from tilepipe.fabric.watch import WatchdogTimeout  # noqa: E402
 from tilepipe.kernels.gemm.choices import (  # noqa: E402
@@ -21,7 +21,6 @@ from tilepipe.kernels.gemm.choices import (  # noqa: E402
     Consumers,
     Epilogue,
     Major,
-    StoreMode,
 )
 from tilepipe.kernels.gemm.plan import GemmTuning  # noqa: E402
 

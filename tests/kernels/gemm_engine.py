@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 from tests.kernels.warp import LANES, lane_functions
-from tilepipe.config.choices import Granularity
+from tilepipe.config.choices import Granularity, StoreMode
 from tilepipe.fabric.table import Role, Slot, Word
 from tilepipe.kernels.gemm import choices
 from tilepipe.kernels.gemm import plan as plans
@@ -442,6 +442,7 @@ class Engine:
             "RECORD_WORDS": RECORD_WORDS,
             "TileWord": TileWord,
             "Granularity": Granularity,
+            "StoreMode": StoreMode,
             "Role": Role,
             "Slot": Slot,
             "Word": Word,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from tests.kernels.sass import MachineCode, disassemble
-from tilepipe.config.choices import Granularity, Layout
-from tilepipe.kernels.gemm.choices import Clip, Consumers, Epilogue, Major, StoreMode
+from tilepipe.config.choices import Granularity, Layout, StoreMode
+from tilepipe.kernels.gemm.choices import Clip, Consumers, Epilogue, Major
 from tilepipe.kernels.gemm.plan import GemmProblem, GemmTuning, KernelPlan, plan_gemm
 
 pytestmark = pytest.mark.filterwarnings("ignore")

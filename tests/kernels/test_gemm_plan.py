@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilepipe.config.choices import Granularity, Layout
+from tilepipe.config.choices import Granularity, Layout, StoreMode
 from tilepipe.kernels.gemm.choices import (
     Clip,
     Consumers,
     DescriptorSlot,
     Epilogue,
     Major,
-    StoreMode,
 )
 from tilepipe.kernels.gemm.plan import (
     DESCRIPTOR_BYTES,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.kernels.gemm_engine import TEXT, Engine
-from tilepipe.config.choices import Layout
-from tilepipe.kernels.gemm.choices import Clip, Consumers, Epilogue, StoreMode
+from tilepipe.config.choices import Layout, StoreMode
+from tilepipe.kernels.gemm.choices import Clip, Consumers, Epilogue
 from tilepipe.kernels.gemm.plan import GemmProblem, GemmTuning, plan_gemm
 from tilepipe.kernels.gemm.tiles import TileWord, pack_cluster_tiles
 from tilepipe.schedule.layout import make_layout

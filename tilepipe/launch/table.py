@@ -58,6 +58,8 @@ _AXES = {
     "planner": "planner",
     "tile_m": "tile_m",
     "tile_n": "tile_n",
+    "store": "store",
+    "num_gemm_ctas": "GEMM\nCTAs",
     "capacity_factor": "capacity",
     "l2": "L2",
     "pace_gbps": "pace\nGB/s",

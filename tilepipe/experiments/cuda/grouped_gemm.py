@@ -4,14 +4,22 @@ Knows nothing of other operations.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 
 import numpy as np
 import torch
 
-from tilepipe.config.choices import Granularity
-from tilepipe.config.schemas import Config
+from tilepipe.baselines.products import (
+    QUACK_CONFIGS,
+    Operands,
+    Product,
+    has_quack,
+    product_of,
+    quickest,
+)
+from tilepipe.config.choices import Granularity, StoreMode
+from tilepipe.config.schemas import Config, GroupedGemmKernel
 from tilepipe.experiments.cuda.oracle import DeviceOracle, poison
 from tilepipe.experiments.cuda.payload import fill_rows
 from tilepipe.experiments.cuda.session import CudaSession
@@ -24,10 +32,11 @@ from tilepipe.records import Verdict
 from tilepipe.workload.payload import WEIGHTS_LAUNCH, weight_scale
 from tilepipe.workload.shapes import gemm_shape
 
-__all__ = ["TRIAL", "CudaGroupedGemm"]
+__all__ = ["TRIAL", "CudaGroupedGemm", "tuning_of"]
 
 # Ours, compared with the oracle like every product of the same rows.
 _OWN = ("gemm_all", "gemm_flags")
+_TRIAL_RUNS = 6
 
 
 class CudaGroupedGemm:
@@ -42,8 +51,7 @@ class CudaGroupedGemm:
         shape = gemm_shape(session.config.workload, session.config.operation)
         assert shape is not None, "an operation without a GEMM"
         self._n, self._k = shape.n, shape.k
-        has_quack = find_spec("quack") is not None
-        self.contenders = (*_OWN, "torch_grouped_mm", *(["quack"] * has_quack), "cublas_dense")
+        self.contenders = (*_OWN, "torch_grouped_mm", *(["quack"] * has_quack()), "cublas_dense")
         # A dense product takes the weight of one expert for all rows: it has another result.
         self.checked = tuple(name for name in self.contenders if name != "cublas_dense")
         self._ranks = {rank: _Rank(session, rank, self._n, self._k) for rank in session.ranks}
@@ -110,17 +118,15 @@ class _Rank:
             fill_rows(self._b[expert], WEIGHTS_LAUNCH, rank * num_local + expert, rows)
         self._b *= weight_scale(k)
         # Libraries take rows without gaps.
-        self._packed = torch.empty(len(held), k, dtype=torch.bfloat16, device=session.device)
-        self._ends = torch.from_numpy(np.cumsum(layout.expert_rows, dtype=np.int32)).to(
-            session.device
-        )
+        ends = torch.from_numpy(np.cumsum(layout.expert_rows, dtype=np.int32))
+        self._operands = Operands(self._b.new_empty(len(held), k), self._b, ends.to(session.device))
         self._outs: dict[str, torch.Tensor] = {}
 
     def fill(self, oracle: DeviceOracle, launch: int) -> None:
         """Rows as a dispatch of that launch would have left them, gaps poisoned."""
         poison(self._rows)
-        oracle.fill_arrived(launch, self._packed)
-        self._rows.index_copy_(0, self._held, self._packed)
+        oracle.fill_arrived(launch, self._operands.a)
+        self._rows.index_copy_(0, self._held, self._operands.a)
 
     def out_of(self, contender: str) -> torch.Tensor:
         return self._outs[contender]
@@ -134,23 +140,17 @@ class _Rank:
 
     def launch_of(self, contender: str) -> Callable[[], None]:
         """A launch into an output of its own."""
-        rows = self._rows if contender in _OWN else self._packed
-        self._outs[contender] = torch.empty(
-            len(rows), self._n, dtype=torch.bfloat16, device=rows.device
-        )
-        match contender:
-            case "gemm_all" | "gemm_flags":
-                return self._own(contender)
-            case "torch_grouped_mm":
-                return self._torch()
-            case "quack":
-                return self._quack()
-            case _:
-                return self._dense()
+        if contender in _OWN:
+            self._outs[contender] = self._b.new_empty(len(self._rows), self._n)
+            return self._own(contender)
+        operands = replace(self._operands)
+        self._outs[contender] = operands.out
+        return self._library(contender, operands)
 
     def _own(self, contender: str) -> Callable[[], None]:
         session, config = self._session, self._session.config
         kernel, group = config.kernel, session.group
+        assert isinstance(kernel, GroupedGemmKernel), "another operation"
         num_sms = torch.cuda.get_device_properties(session.device).multi_processor_count
         plan = plan_gemm(
             GemmProblem(
@@ -161,8 +161,8 @@ class _Rank:
                 group_align=kernel.tile_m,
                 wait=Granularity.tile if contender == "gemm_flags" else None,
             ),
-            _tuning(kernel.tile_m, kernel.tile_n),
-            num_gemm_ctas=num_sms,
+            tuning_of(kernel),
+            num_gemm_ctas=num_sms if kernel.num_gemm_ctas is None else kernel.num_gemm_ctas,
             num_sms=num_sms,
         )
         upload_tiles(group.heap, self._rank, self._layout, plan)
@@ -171,36 +171,41 @@ class _Rank:
         )
         return gemm.bind(group.heap, self._rank, a=self._rows, b=self._b, d=self._outs[contender])
 
-    def _torch(self) -> Callable[[], None]:
-        by_k = self._b.transpose(1, 2)
+    def _library(self, contender: str, operands: Operands) -> Callable[[], None]:
+        config = "default"
+        if contender == "quack":
+            products = {
+                name: product_of(contender, operands, config=name) for name in QUACK_CONFIGS
+            }
+            config = quickest(products, self._trial_ns)
+        product = product_of(contender, operands, config=config)
 
         def launch() -> None:
-            # It has no output argument: what it returns takes the place of the output.
-            self._outs["torch_grouped_mm"] = torch._grouped_mm(self._packed, by_k, offs=self._ends)
+            # Some have no output argument: what they return is the output.
+            self._outs[contender] = product()
 
         return launch
 
-    def _quack(self) -> Callable[[], None]:
-        from quack.gemm_interface import gemm
+    def _trial_ns(self, product: Product) -> int:
+        """The median of a few runs; the first, which compiles, does not count."""
+        timer = self._session.timer
 
-        by_k, out = self._b.transpose(1, 2), self._outs["quack"]
-        bounds = torch.cat([torch.zeros_like(self._ends[:1]), self._ends])
-        return lambda: gemm(self._packed, by_k, out=out, cu_seqlens_m=bounds)
+        def run() -> None:
+            product()
 
-    def _dense(self) -> Callable[[], None]:
-        one, out = self._b[0].T, self._outs["cublas_dense"]
-
-        def launch() -> None:
-            torch.matmul(self._packed, one, out=out)
-
-        return launch
+        found = [timer.measure([("stage", run)])["stage"] for _ in range(_TRIAL_RUNS)]
+        return int(np.median(found[1:]))
 
 
-def _tuning(tile_m: int, tile_n: int) -> GemmTuning:
-    """Both warpgroups on one tile where it has rows for both."""
-    both = tile_m % (BLOCK_M * NUM_CONSUMERS) == 0
-    consumers = Consumers.cooperative if both else Consumers.ping_pong
-    return GemmTuning(tile_m=tile_m, tile_n=tile_n, consumers=consumers)
+def tuning_of(kernel: GroupedGemmKernel) -> GemmTuning:
+    """The tile that was typed, both warpgroups on it where it has rows for both."""
+    both = kernel.tile_m % (BLOCK_M * NUM_CONSUMERS) == 0
+    return GemmTuning(
+        tile_m=kernel.tile_m,
+        tile_n=kernel.tile_n,
+        consumers=Consumers.cooperative if both else Consumers.ping_pong,
+        store=kernel.store or StoreMode.tma,
+    )
 
 
 TRIAL = CudaGroupedGemm

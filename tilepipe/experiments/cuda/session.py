@@ -66,7 +66,8 @@ def knobs_of(config: Config) -> Knobs:
 
 def plans_on_device(config: Config) -> bool:
     """Whether a kernel makes the Plan of every launch."""
-    assert not isinstance(config.kernel, GroupedGemmKernel), "no communication"
+    if isinstance(config.kernel, GroupedGemmKernel):
+        return False
     return config.kernel.planner is Planner.device
 
 

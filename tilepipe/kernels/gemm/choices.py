@@ -5,7 +5,7 @@ Knows nothing of CuTe, torch and sizes.
 
 from enum import Enum, IntEnum
 
-__all__ = ["Clip", "Consumers", "DescriptorSlot", "Epilogue", "Major", "StoreMode"]
+__all__ = ["Clip", "Consumers", "DescriptorSlot", "Epilogue", "Major"]
 
 
 class Consumers(Enum):
@@ -35,13 +35,6 @@ class Major(Enum):
     k = "k"
     n = "n"
     m = "m"
-
-
-class StoreMode(Enum):
-    """How an output tile gets to memory."""
-
-    tma = "tma"  # staged in shared memory, stored by TMA in blocks of 64 rows x 64 columns
-    direct = "direct"  # from registers, 16 bytes a lane, each with its own bounds check
 
 
 class Clip(Enum):

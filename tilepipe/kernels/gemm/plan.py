@@ -11,14 +11,13 @@ staging; `tile_m` is refused unless it is whole blocks of each warpgroup.
 
 from dataclasses import dataclass, field
 
-from tilepipe.config.choices import Granularity, Layout
+from tilepipe.config.choices import Granularity, Layout, StoreMode
 from tilepipe.kernels.gemm.choices import (
     Clip,
     Consumers,
     DescriptorSlot,
     Epilogue,
     Major,
-    StoreMode,
 )
 
 __all__ = [
