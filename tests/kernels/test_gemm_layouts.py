@@ -58,9 +58,9 @@ def look(plan, found, pointer, rows):
     """Evaluate the layouts; plain Python, so that its loops are not staged."""
     import cutlass.cute as cute
 
-    from tilepipe.kernels.gemm import grouped_sm90 as kernel
+    from tilepipe.kernels.gemm import operands
 
-    layouts = kernel._smem_layouts(plan)
+    layouts = operands.smem_layouts(plan)
     found["swizzles"] = [str(layout.inner) for layout in layouts]
     heights = (plan.tile_m, plan.tile_n, 64)
     for key, layout, height in zip("abd", layouts, heights, strict=True):
@@ -72,7 +72,7 @@ def look(plan, found, pointer, rows):
             for column in (0, 1, 7, 8, 31, 32, 63)
         }
         found[f"{key} bytes"] = 2 * int(cute.cosize(layout.outer))
-    tiled = kernel._tiled_mma(plan)
+    tiled = operands.tiled_mma(plan)
     identity = cute.make_identity_tensor((plan.tile_m, plan.tile_n))
     found["sums"] = {}
     for group in range(plan.groups_per_tile):
@@ -81,8 +81,8 @@ def look(plan, found, pointer, rows):
             found["sums"][group, thread] = [
                 tuple(int(at) for at in part[i]) for i in range(cute.size(part))
             ]
-    tensors = kernel._global_tensors(plan, pointer, pointer, pointer, rows)
-    atoms = kernel._atoms(plan, layouts, tensors[0], tensors[1], tensors[3])
+    tensors = operands.global_tensors(plan, pointer, pointer, pointer, rows)
+    atoms = operands.atoms(plan, layouts, tensors[0], tensors[1], tensors[3])
     found["boxes"] = [
         re.search(r'tma_gbasis = <"([^"]*)">', str(atom._trait.value.type)).group(1)
         for atom, _ in atoms
