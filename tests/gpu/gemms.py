@@ -47,6 +47,7 @@ class Case:
         num_gemm_ctas: int = NUM_SMS,
         plan_tile_m: int = 128,
         seed: int = 0,
+        limit_ns: int = LIMIT_NS,  # of one wait
         gap: int = 0,  # columns behind each output row that nobody may write
         **problem: object,
     ) -> None:
@@ -81,7 +82,8 @@ class Case:
         )
         upload_tiles(self.heap, 0, self.layout, self.plan)
         self.set_expected()
-        self.gemm = GroupedGemm(self.plan, limit_ns=LIMIT_NS)
+        self._limit_s = limit_ns / 1e9
+        self.gemm = GroupedGemm(self.plan, limit_ns=limit_ns)
         self.launch = self.gemm.bind(self.heap, 0, a=self.a, b=self.b, d=self.d, scale=self.scale)
 
     def _make_tensors(self, generator: torch.Generator) -> None:
@@ -142,7 +144,7 @@ class Case:
     def synchronize(self) -> None:
         done = torch.cuda.Event()
         done.record()
-        self.heap.wait(done.query, limit_s=LIMIT_NS / 1e9)
+        self.heap.wait(done.query, limit_s=self._limit_s)
 
     def groups(self) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
         for expert, count in enumerate(self.layout.expert_rows.tolist()):
