@@ -11,7 +11,7 @@ Stages: `tuning` (packed rows), `way` (layouts, stores, clips of the best one), 
 `sms` (fewer CTAs).
 
 FOLDER gets `gemm_peers.csv`, a row a result as it comes, and `quack.json`, quack's configurations
-that won; jobs for which no time is left are named in the table.
+that won, where `quack_h200.json` knows none; jobs for which no time is left are named in the table.
 """
 
 import argparse
@@ -73,11 +73,12 @@ JOBS = {
     "mixtral": Job(MIXTRAL, (8192,), "uniform", ("tuning",)),
     "tall_zipf": Job(TALL, (4096, 32_768), "zipf", ("tuning",)),
     "deep_zipf": Job(DEEP, (4096, 32_768), "zipf", ("tuning",)),
-    "tall_further": Job(TALL, (32_768, 4096), "uniform", _FURTHER),
     "deep_further": Job(DEEP, (32_768, 4096), "uniform", _FURTHER),
+    "tall_further": Job(TALL, (32_768, 4096), "uniform", _FURTHER),
 }
 TUNINGS = {
     "coop_128x256": GemmTuning(),
+    "coop_128x256_whole": GemmTuning(cuts_tail=False),
     "coop_128x256_c2": GemmTuning(cluster_m=2),
     "coop_256x128_c2": GemmTuning(tile_m=256, tile_n=128, cluster_m=2),
     "pp_128x128": GemmTuning(tile_n=128, consumers=_PING_PONG),

@@ -80,7 +80,7 @@ class Case:
             num_ranks=1,
             device=torch.device("cuda", torch.cuda.current_device()),
         )
-        upload_tiles(self.heap, 0, self.layout, self.plan)
+        self.records = upload_tiles(self.heap, 0, self.layout, self.plan)
         self.set_expected()
         self._limit_s = limit_ns / 1e9
         self.gemm = GroupedGemm(self.plan, limit_ns=limit_ns)

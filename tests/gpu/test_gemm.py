@@ -139,6 +139,27 @@ def test_many_tiles_a_cta_go_round_the_rings_often(name):
     expect_right(Case([513, 1024, 7, 900], n=2048, k=704, tuning=TUNINGS[name], num_gemm_ctas=4))
 
 
+@pytest.mark.parametrize("publish", [False, True])
+@pytest.mark.parametrize("name", ["cooperative", "tall", "ping_pong"])
+def test_tiles_that_are_handed_out_in_halves_make_the_same_product(name, publish):
+    tuning = TUNINGS[name]
+    rows = [tuning.tile_m * 2, tuning.tile_m * 3]
+    case = Case(
+        *(rows,),
+        n=tuning.tile_n,
+        layout=Layout.packed,
+        tuning=tuning,
+        num_gemm_ctas=4,
+        plan_tile_m=tuning.tile_m,
+        publish=publish,
+    )
+    assert len(case.records) == 6, "five tiles on four CTAs: the last one in halves"
+
+    expect_right(case)
+    if publish:
+        assert case.stored() == [[tuning.tile_m]] * 5
+
+
 @pytest.mark.parametrize("name", TUNINGS)
 def test_two_runs_are_equal_bit_for_bit(name):
     case = Case(RAGGED, k=1024, layout=Layout.packed, tuning=TUNINGS[name])

@@ -102,6 +102,9 @@ class Sums:
     def __add__(self, count):
         return replace(self, first=self.first + count)
 
+    def __getitem__(self, at):
+        return self  # products say themselves of which block they are
+
 
 class Mma:
     """The products of one warp: which stages they read, and of which tile they are."""
@@ -109,7 +112,7 @@ class Mma:
     def __init__(self):
         self.under_way = set()  # stages of products not yet in a group
         self.groups = []
-        self.products = []  # (A, B of each part, step) in order, of the tile under way
+        self.products = {}  # block -> (A, B of each part, step) in order, of the tile under way
 
     def commit(self):
         self.groups.append(self.under_way)
@@ -150,6 +153,7 @@ class Engine:
         self.ctas = [self._cta() for _ in range(plan.cluster_m)]
         self.mmas = {(cta, warp): Mma() for cta in range(plan.cluster_m) for warp in range(4, 12)}
         self.now = (0, 0)  # CTA and warp that runs
+        self.num_products = 0  # of all warps
         self.claimed_at = []  # K tiles already asked for when each ticket was claimed
         self.names = self._functions(text)
 
@@ -301,12 +305,13 @@ class Engine:
         barrier.end()
 
     def gemm(self, mma, sums, a, b, out):
-        (stage, step), state = a, self.mmas[self.now]
+        (block, stage, step), state = a, self.mmas[self.now]
         parts = [("a", 0), *(("b", part) for part in range(self.plan.num_b_parts))]
         held = [self.here.held.get((stage, part)) for part in parts]
         assert None not in held, f"a product reads stage {stage} before it has come"
         state.under_way.add(stage)
-        state.products.append((*held, step))
+        self.num_products += 1
+        state.products.setdefault(block, []).append((*held, step))
 
     def give_back(self, place, shared, stage):
         assert stage not in self.mmas[self.now].reading, "given back while products read it"
@@ -320,7 +325,8 @@ class Engine:
         """Which block and columns these are, by what was multiplied."""
         state, plan = self.mmas[self.now], self.plan
         assert not state.reading, "sums are used while products add to them"
-        products = state.products
+        i = sums.first // (plan.tile_n // 2)
+        products = state.products[i]
         a, b = products[0][0], products[0][1]
         expected = [
             (*((piece[0], piece[1], k) for piece in products[0][:-1]), step)
@@ -328,7 +334,6 @@ class Engine:
             for step in range(4)
         ]
         assert products == expected, "a tile is not all products of its operands in order"
-        i = sums.first // (plan.tile_n // 2)
         group = self.now[1] // 4 - 1 if plan.groups_per_tile == 2 else 0
         row = a[0] + (i * plan.groups_per_tile + group) * BLOCK
         column = b[0] // 2 if epilogue is choices.Epilogue.swiglu_interleaved else b[0]
@@ -421,6 +426,7 @@ class Engine:
             range_constexpr=range,
             Int16=int,
         )
+        cute.append_ones = lambda tensor, up_to_rank: tensor
         warpgroup = MagicMock()
         warpgroup.commit_group = lambda: self.mmas[self.now].commit()
         warpgroup.wait_group = lambda count: self.mmas[self.now].wait(count)
@@ -452,6 +458,7 @@ class Engine:
             "Item": MagicMock(),
             "Scope": MagicMock(),
             "warpgroup": warpgroup,
+            "make_tiled_mma": lambda plan: MagicMock(),
             "place_of_ticket": self.place_of_ticket,
             "arrive": self.arrive,
             "arrive_named": self.arrive_named,
@@ -485,10 +492,10 @@ class Engine:
     def _forgetting(self, function):
         """The products of a tile begin with it."""
 
-        def multiply_tile(place, shared, mma, sums, fragments, stage, phase):
-            self.mmas[self.now].products = []
+        def multiply_tile(place, shared, sums, fragments, *rest):
+            self.mmas[self.now].products = {}
             fragment = Fragment()
-            yield from function(place, shared, mma, sums, (fragment, fragment), stage, phase)
+            yield from function(place, shared, sums, (fragment, fragment), *rest)
 
         return multiply_tile
 
@@ -504,10 +511,10 @@ class Engine:
 
 
 class Fragment:
-    """Operands of products, indexed by (_, _, step, stage)."""
+    """Operands of products, indexed by (_, block, step, stage)."""
 
     def __getitem__(self, at):
-        return at[3], at[2]
+        return at[1], at[3], at[2]
 
 
 OPERANDS = SimpleNamespace(

@@ -72,7 +72,7 @@ def look(plan, found, pointer, rows):
             for column in (0, 1, 7, 8, 31, 32, 63)
         }
         found[f"{key} bytes"] = 2 * int(cute.cosize(layout.outer))
-    tiled = operands.tiled_mma(plan)
+    tiled = operands.make_tiled_mma(plan)
     identity = cute.make_identity_tensor((plan.tile_m, plan.tile_n))
     found["sums"] = {}
     for group in range(plan.groups_per_tile):

@@ -31,7 +31,7 @@ TUNINGS = {
 ROWS = [0, 1, 257, 128]
 
 
-def launched(name, *, seed, k=320, text=TEXT, rows=ROWS, **problem):
+def launched(name, *, seed, k=320, text=TEXT, rows=ROWS, num_cut=0, **problem):
     """An engine that has run all tiles of one cluster."""
     asked = GemmProblem(
         n=512,
@@ -58,6 +58,7 @@ def launched(name, *, seed, k=320, text=TEXT, rows=ROWS, **problem):
         cluster_m=cluster_m,
         raster_m=plan.tuning.raster_m,
         plan_tile_m=plan.tile_m,
+        num_cut=num_cut,
     )
     engine = Engine(plan, records, seed=seed, text=text)
     engine.run()
@@ -95,6 +96,24 @@ def expect_all(engine, layout):
 @pytest.mark.parametrize("name", TUNINGS)
 def test_every_block_is_multiplied_stored_and_told_once_whatever_comes_first(name, seed):
     expect_all(*launched(name, seed=seed))
+
+
+@pytest.mark.parametrize("name", ["cooperative", "ping_pong", "tall", "direct"])
+def test_tiles_that_are_handed_out_in_halves_are_stored_and_told_once(name):
+    engine, layout = launched(name, seed=5, num_cut=2, rows=[300, 200])
+
+    assert len(engine.tiles) == layout.num_tiles + 2
+    expect_all(engine, layout)
+
+
+@pytest.mark.parametrize("name", ["cooperative", "tall", "ping_pong"])
+def test_blocks_without_rows_are_not_multiplied(name):
+    engine, _ = launched(name, seed=6, rows=[64])
+
+    num_products = engine.plan.num_k_tiles * 4 * engine.plan.num_n_tiles
+    blocks = [len(mma.products) for mma in engine.mmas.values()]
+    assert max(blocks) == 1, "a warpgroup multiplied more than the block that has rows"
+    assert engine.num_products == 4 * num_products
 
 
 @pytest.mark.parametrize("name", ["cooperative", "ping_pong", "cluster"])

@@ -10,6 +10,7 @@ from tilepipe.config.choices import Layout
 from tilepipe.kernels.gemm.tiles import (
     RECORD_WORDS,
     TileWord,
+    num_to_cut,
     pack_cluster_tiles,
     place_of_ticket,
 )
@@ -37,9 +38,14 @@ def layout_of(rows, layout=Layout.padded, **settings):
     return make_layout(0, np.array([rows], np.int32), chosen), chosen
 
 
-def records_of(layout, *, cluster_m=1, raster_m=8, tile_m=TILE_M):
+def records_of(layout, *, cluster_m=1, raster_m=8, tile_m=TILE_M, num_cut=0):
     return pack_cluster_tiles(
-        layout, tile_m=tile_m, cluster_m=cluster_m, raster_m=raster_m, plan_tile_m=TILE_M
+        layout,
+        tile_m=tile_m,
+        cluster_m=cluster_m,
+        raster_m=raster_m,
+        plan_tile_m=TILE_M,
+        num_cut=num_cut,
     )
 
 
@@ -158,3 +164,74 @@ def test_a_cluster_of_two_takes_tiles_side_by_side_and_an_odd_last_one_alone():
         [2 * TILE_M, TILE_M, 0, 2],
         [3 * TILE_M, 5, 1, 3],
     ]
+
+
+# Halves at the end.
+
+
+@given(
+    rows=ROWS,
+    layout=st.sampled_from(list(Layout)),
+    raster_m=st.integers(1, 5),
+    num_cut=st.integers(1, 20),
+    num_n_tiles=st.integers(1, 6),
+)
+def test_the_last_tiles_are_handed_out_in_halves_and_all_others_whole(
+    rows, layout, raster_m, num_cut, num_n_tiles
+):
+    received, _ = layout_of(rows, layout)
+    half = TILE_M // 2
+
+    records = records_of(received, raster_m=raster_m, num_cut=num_cut)
+
+    whole = records_of(received, raster_m=raster_m)
+    words = [TileWord.first_row, TileWord.valid, TileWord.expert, TileWord.m_tile]
+    words += [TileWord.group_end]
+    expected, left = [], num_cut
+    for first, valid, *others in whole[::-1, words].tolist():
+        if valid > half and left:
+            expected += [[first + half, valid - half, *others], [first, half, *others]]
+            left -= 1
+        else:
+            expected.append([first, valid, *others])
+    assert records[:, words].tolist() == expected[::-1]
+    # They walk along N together as any other tiles do.
+    places = handed_out(records, num_n_tiles=num_n_tiles, num_chunks=num_n_tiles)
+    assert sorted(places) == [(tile, n) for tile in range(len(records)) for n in range(num_n_tiles)]
+
+
+def rounds_of(records, *, num_n_tiles, num_clusters):
+    """Half tiles that the busiest of equal clusters multiplies, tickets taken in turn."""
+    busy = [0] * num_clusters
+    for tile, _ in handed_out(records, num_n_tiles=num_n_tiles, num_chunks=num_n_tiles):
+        free = busy.index(min(busy))
+        busy[free] += -(-int(records[tile, TileWord.valid]) // (TILE_M // 2))
+    return max(busy)
+
+
+@given(
+    num_tiles=st.lists(st.integers(0, 6), min_size=1, max_size=5),
+    num_n_tiles=st.integers(1, 5),
+    num_clusters=st.integers(1, 9),
+)
+def test_whole_tiles_are_cut_where_that_ends_the_launch_half_a_tile_earlier(
+    num_tiles, num_n_tiles, num_clusters
+):
+    received, _ = layout_of([count * TILE_M for count in num_tiles])
+    sizes = {"num_n_tiles": num_n_tiles, "num_clusters": num_clusters}
+
+    num_cut = num_to_cut(received, tile_m=TILE_M, **sizes)
+
+    before = rounds_of(records_of(received), **sizes)
+    after = rounds_of(records_of(received, num_cut=num_cut), **sizes)
+    rest = sum(num_tiles) * num_n_tiles % num_clusters
+    assert (num_cut > 0) == (0 < 2 * rest <= num_clusters)
+    assert after == before - (num_cut > 0)
+
+
+def test_tiles_with_half_of_their_rows_count_as_halves():
+    received, _ = layout_of([TILE_M, TILE_M, TILE_M // 2])
+
+    # Five halves: two rounds of two, one is left. On three clusters they are less than a round.
+    assert num_to_cut(received, tile_m=TILE_M, num_n_tiles=1, num_clusters=2) == 1
+    assert num_to_cut(received, tile_m=TILE_M, num_n_tiles=1, num_clusters=3) == 0

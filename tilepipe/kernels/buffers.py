@@ -76,7 +76,8 @@ def buffer_specs(settings: PlanSettings, shape: Shape) -> dict[Slot, ArraySpec]:
         Slot.token_expected: ((tokens,), np.int32),
         Slot.rank_expected: ((ranks,), np.int32),
         Slot.stamps: ((len(Stamp),), np.int64),
-        Slot.gemm_tiles: ((tiles, RECORD_WORDS), np.int32),
+        # Tiles may be handed out in halves.
+        Slot.gemm_tiles: ((2 * tiles, RECORD_WORDS), np.int32),
         Slot.tile_stored: ((tiles * settings.num_n_tiles,), np.int32),
         Slot.scratch: ((scratch_capacity(settings, shape),), np.int32),
     }

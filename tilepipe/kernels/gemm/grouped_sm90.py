@@ -13,7 +13,8 @@ claim of a launch puts the queue back to 0, so that nothing has to be reset betw
 
 Clusters. A cluster takes M tiles of one expert side by side; every CTA loads half of the B tile and
 multicasts it. A stage is free once both CTAs have multiplied out of it. An odd last M tile leaves
-its neighbour a null tile: that CTA loads its half of B, multiplies and stores nothing.
+its neighbour a null tile: that CTA loads its half of B, multiplies and stores nothing. Nor does a
+warpgroup multiply blocks of 64 rows of which an expert has none: they are up to half of a tile.
 
 Rows. Each CTA's producer waits for the rows of its own M tile, acquires and fences for itself. B is
 loaded by the same warp, so a CTA whose rows are late holds up its neighbour too.
@@ -49,7 +50,7 @@ from tilepipe.kernels.gemm.barriers import (
 )
 from tilepipe.kernels.gemm.choices import Clip, Epilogue
 from tilepipe.kernels.gemm.epilogue import packed_words, stage_words, store_words_directly
-from tilepipe.kernels.gemm.operands import atoms, global_tensors, smem_layouts, tiled_mma
+from tilepipe.kernels.gemm.operands import atoms, global_tensors, make_tiled_mma, smem_layouts
 from tilepipe.kernels.gemm.plan import (
     BLOCK_M,
     DESCRIPTOR_BYTES,
@@ -345,26 +346,40 @@ def _part_of(b: cute.Tensor, part: int, plan: KernelPlan) -> cute.Tensor:
 # ---- role: multiply
 
 
+def _multiply_block(
+    tiled_mma: cute.TiledMma, sums: cute.Tensor, fragments, i: int, step: int, stage: Int32
+) -> None:
+    """Start one K step of the warpgroup's i-th block of a tile."""
+    frag_a, frag_b = fragments
+    of_block = cute.append_ones(sums[None, i, 0], up_to_rank=3)
+    a = cute.append_ones(frag_a[None, i, step, stage], up_to_rank=2)
+    b = cute.append_ones(frag_b[None, 0, step, stage], up_to_rank=2)
+    cute.gemm(tiled_mma, of_block, a, b, of_block)
+
+
 @cute.jit
 def _multiply_tile(
     place: cutlass.Constexpr,
     shared: cutlass.Constexpr,
-    tiled_mma: cute.TiledMma,
     sums: cute.Tensor,
     fragments: cutlass.Constexpr,
+    num_blocks: cutlass.Constexpr,
     first_stage: Int32,
     first_phase: Int32,
 ):
-    """Multiply all K tiles of a tile; every stage is given back one K tile late, once read."""
+    """Multiply all K tiles of the warpgroup's first blocks of a tile; every stage is given back one
+    K tile late, once read."""
     plan = place.plan
-    frag_a, frag_b = fragments
+    frag_a, _ = fragments
+    # Of its own: what is set in one branch is no value of another.
+    tiled_mma = make_tiled_mma(plan)
     stage, phase, last = first_stage, first_phase, first_stage
     tiled_mma.set(warpgroup.Field.ACCUMULATE, False)
     place.wait(shared.full + stage, phase, Item.full)
     warpgroup.fence()
-    for block in cutlass.range_constexpr(cute.size(frag_a, mode=[2])):
-        at = (None, None, block, stage)
-        cute.gemm(tiled_mma, sums, frag_a[at], frag_b[at], sums)
+    for step in cutlass.range_constexpr(cute.size(frag_a, mode=[2])):
+        for i in cutlass.range_constexpr(num_blocks):
+            _multiply_block(tiled_mma, sums, fragments, i, step, stage)
         tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
     warpgroup.commit_group()
     for _ in cutlass.range(plan.num_k_tiles - 1, unroll=1):
@@ -374,9 +389,9 @@ def _multiply_tile(
             stage, phase = Int32(0), phase ^ 1
         place.wait(shared.full + stage, phase, Item.full)
         warpgroup.fence()
-        for block in cutlass.range_constexpr(cute.size(frag_a, mode=[2])):
-            at = (None, None, block, stage)
-            cute.gemm(tiled_mma, sums, frag_a[at], frag_b[at], sums)
+        for step in cutlass.range_constexpr(cute.size(frag_a, mode=[2])):
+            for i in cutlass.range_constexpr(num_blocks):
+                _multiply_block(tiled_mma, sums, fragments, i, step, stage)
         warpgroup.commit_group()
         warpgroup.wait_group(1)
         _give_back(place, shared, last)
@@ -388,7 +403,7 @@ def _multiply_tile(
 def _pass_tile(
     place: cutlass.Constexpr, shared: cutlass.Constexpr, first_stage: Int32, first_phase: Int32
 ):
-    """Give back the stages of a null tile: B came for the neighbour's sake."""
+    """Give back the stages of a tile of which this warpgroup has no row."""
     plan = place.plan
     stage, phase = first_stage, first_phase
     for _ in cutlass.range(plan.num_k_tiles, unroll=1):
@@ -521,9 +536,21 @@ def _multiply(
                     # Phases tell odd from even: only behind the other group's last wait is a
                     # phase of this tile's the next one.
                     meet_named(int(Named.turn) + group, 2 * THREADS_OF_GROUP)
-                if valid > 0:
-                    _multiply_tile(place, shared, tiled_mma, sums, (frag_a, frag_b), stage, phase)
-                else:
+                own_rows = valid
+                if cutlass.const_expr(plan.groups_per_tile > 1):
+                    own_rows = valid - group * BLOCK_M
+                # Blocks without rows are not multiplied: the tensor cores are the other tiles'.
+                apart = BLOCK_M * plan.groups_per_tile
+                for i in cutlass.range_constexpr(plan.blocks_per_group):
+                    here = own_rows > i * apart
+                    if cutlass.const_expr(i + 1 < plan.blocks_per_group):
+                        here = here and own_rows <= (i + 1) * apart
+                    if here:
+                        _multiply_tile(
+                            *(place, shared, sums, (frag_a, frag_b)),
+                            *(i + 1, stage, phase),
+                        )
+                if own_rows <= 0:
                     _pass_tile(place, shared, stage, phase)
                 if cutlass.const_expr(plan.is_ping_pong):
                     arrive_named(int(Named.turn) + 1 - group, 2 * THREADS_OF_GROUP)
@@ -841,7 +868,7 @@ def gemm_entry(plan: KernelPlan, *, num_ranks: int = 1) -> Any:
         kernel(
             *(table, rank, limit_ns, Int32(plan.num_gemm_ctas // plan.cluster_m)),
             *(tma_a, t_a, tma_b, t_b, tma_d, t_d, plain_d),
-            *(scale, Int64(workspace.toint()), tiled_mma(plan), *layouts),
+            *(scale, Int64(workspace.toint()), make_tiled_mma(plan), *layouts),
         ).launch(
             grid=[plan.num_gemm_ctas, 1, 1],
             block=[NUM_THREADS, 1, 1],

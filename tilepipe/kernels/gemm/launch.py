@@ -21,7 +21,7 @@ from tilepipe.kernels.compile import Code, compile_code
 from tilepipe.kernels.gemm.choices import Epilogue, Major
 from tilepipe.kernels.gemm.grouped_sm90 import NUM_THREADS, gemm_entry
 from tilepipe.kernels.gemm.plan import KernelPlan, check_workspace
-from tilepipe.kernels.gemm.tiles import RECORD_WORDS, pack_cluster_tiles
+from tilepipe.kernels.gemm.tiles import RECORD_WORDS, num_to_cut, pack_cluster_tiles
 from tilepipe.kernels.residency import Residency, residency_of
 from tilepipe.schedule.layout import ReceiveLayout
 
@@ -49,7 +49,10 @@ def compile_gemm(plan: KernelPlan, *, num_ranks: int = 1) -> Code:
 def alone_specs(
     *, num_tiles: int, num_chunks: int, num_counters: int, num_rows: int
 ) -> dict[Slot, ArraySpec]:
-    """Buffers of a rank that does nothing but multiply, for a heap."""
+    """Buffers of a rank that does nothing but multiply, for a heap.
+
+    `num_tiles` are M tiles of the Plan; there is room for tiles of half their height.
+    """
     words = {
         Slot.words: NUM_WORDS,
         Slot.abort: 1,
@@ -59,7 +62,7 @@ def alone_specs(
         Slot.tile_stored: max(num_tiles * num_chunks, 1),
     }
     specs = {slot: ArraySpec(shape=(size,), dtype=np.int32) for slot, size in words.items()}
-    specs[Slot.gemm_tiles] = ArraySpec(shape=(max(num_tiles, 1), RECORD_WORDS), dtype=np.int32)
+    specs[Slot.gemm_tiles] = ArraySpec(shape=(2 * max(num_tiles, 1), RECORD_WORDS), dtype=np.int32)
     return specs
 
 
@@ -70,8 +73,17 @@ def upload_tiles(
 
     Raises ValueError where the heap has no room for them.
     """
+    num_cut = 0
+    if plan.cuts_tail:
+        num_cut = num_to_cut(
+            layout,
+            tile_m=plan.tile_m,
+            num_n_tiles=plan.num_n_tiles,
+            num_clusters=plan.num_gemm_ctas,
+        )
     records = pack_cluster_tiles(
         layout,
+        num_cut=num_cut,
         tile_m=plan.tile_m,
         cluster_m=plan.cluster_m,
         raster_m=plan.tuning.raster_m,

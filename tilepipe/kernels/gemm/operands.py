@@ -19,7 +19,7 @@ from tilepipe.kernels.gemm.plan import (
     KernelPlan,
 )
 
-__all__ = ["atoms", "global_tensors", "smem_layouts", "tiled_mma"]
+__all__ = ["atoms", "global_tensors", "make_tiled_mma", "smem_layouts"]
 
 
 def smem_layouts(plan: KernelPlan):
@@ -40,7 +40,7 @@ def _b_layout(plan: KernelPlan):
     return utils.LayoutEnum.ROW_MAJOR if by_k else utils.LayoutEnum.COL_MAJOR
 
 
-def tiled_mma(plan: KernelPlan):
+def make_tiled_mma(plan: KernelPlan):
     return sm90.make_trivial_tiled_mma(
         BFloat16,
         BFloat16,

@@ -84,6 +84,7 @@ class GemmTuning:
     cluster_m: int = 1  # CTAs that take M tiles of one expert side by side and share B
     consumers: Consumers = Consumers.cooperative
     raster_m: int = 8  # cluster tiles of an expert that walk along N together
+    cuts_tail: bool = True  # hand the last tiles out in halves where that fills the SMs better
     num_stages: int | None = None  # None: as many as there is room for
     store: StoreMode = StoreMode.tma
     clip: Clip | None = None
@@ -147,6 +148,11 @@ class KernelPlan:
     @property
     def staging_bytes(self) -> int:
         return _staging_bytes(self.tuning)
+
+    @property
+    def cuts_tail(self) -> bool:
+        """Whether half a tile is whole blocks, and wanted at the end."""
+        return self.tuning.cuts_tail and self.cluster_m == 1 and self.tile_m % (2 * BLOCK_M) == 0
 
     @property
     def uses_store_warp(self) -> bool:
