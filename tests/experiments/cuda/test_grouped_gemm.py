@@ -16,7 +16,7 @@ from tilepipe.experiments.cuda.entry import symmetric_bytes_of  # noqa: E402
 from tilepipe.experiments.cuda.grouped_gemm import CudaGroupedGemm, tuning_of  # noqa: E402
 from tilepipe.experiments.cuda.oracle import DeviceOracle  # noqa: E402
 from tilepipe.experiments.cuda.session import knobs_of, plans_on_device  # noqa: E402
-from tilepipe.experiments.setting import plan_settings, routing_of, shape_of  # noqa: E402
+from tilepipe.experiments.setting import placed_routing, plan_settings, shape_of  # noqa: E402
 from tilepipe.fabric.table import Slot, Word  # noqa: E402
 from tilepipe.kernels.gemm.choices import Consumers  # noqa: E402
 from tilepipe.kernels.group import DeviceGroup  # noqa: E402
@@ -45,9 +45,10 @@ def test_a_tile_of_few_rows_goes_to_one_warpgroup_and_any_other_to_both():
 
 
 def group_of(config):
-    shape = shape_of(config, routing_of(config), CudaGroupedGemm.memory(config))
+    placed = placed_routing(config)
+    shape = shape_of(config, placed.physical, CudaGroupedGemm.memory(config))
     return DeviceGroup(
-        plan_settings(config),
+        plan_settings(config, placed),
         shape,
         knobs_of(config),
         watchdog_s=1.0,
@@ -104,10 +105,12 @@ def grouped_product(name, operands, *, config="default"):
 
 
 def trial_of(config, monkeypatch):
-    group, routing = group_of(config), routing_of(config)
+    group, placed = group_of(config), placed_routing(config)
+    routing = placed.physical
     group.set_routing(routing)
     session = SimpleNamespace(
         config=config,
+        placed=placed,
         group=group,
         ranks=group.ranks,
         device=torch.device("cpu"),
@@ -134,9 +137,17 @@ def verdicts_of(trial, contender, launch=LAUNCH):
     ]
 
 
-@pytest.mark.parametrize("layout", ["padded", "packed"])
-def test_every_contender_multiplies_the_same_rows_whatever_their_layout(layout, monkeypatch):
-    trial = trial_of(config_of(f"kernel.layout={layout}", "kernel.tile_m=128"), monkeypatch)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("kernel.layout=padded",),
+        ("kernel.layout=packed",),
+        ("placement=balanced", "placement.num_redundant=2"),
+    ],
+    ids=" ".join,
+)
+def test_every_contender_multiplies_the_same_rows_wherever_they_lie(words, monkeypatch):
+    trial = trial_of(config_of(*words), monkeypatch)
 
     assert trial.contenders == (
         *("gemm_all", "gemm_flags", "torch_grouped_mm", "quack", "cublas_dense"),

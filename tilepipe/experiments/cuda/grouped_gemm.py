@@ -94,6 +94,7 @@ class CudaGroupedGemm:
                 launch,
                 own.out_of(contender),
                 own.first_rows_of(contender),
+                experts=own.experts,
                 num_k=self._k,
                 contender=contender,
                 stage=stage,
@@ -111,11 +112,11 @@ class _Rank:
         self._rows = group.tensor(rank, Slot.recv_x).view(torch.bfloat16)
         _, held = layout.held_rows()
         self._held = torch.from_numpy(held).to(session.device)
-        num_local = group.settings.num_experts_per_rank
-        self._b = torch.empty(num_local, n, k, dtype=torch.bfloat16, device=session.device)
-        for expert in range(num_local):
-            rows = torch.arange(n, device=session.device)
-            fill_rows(self._b[expert], WEIGHTS_LAUNCH, rank * num_local + expert, rows)
+        self.experts = session.placed.placement.experts_on(rank).tolist()
+        shape = len(self.experts), n, k
+        self._b = torch.empty(shape, dtype=torch.bfloat16, device=session.device)
+        for weight, expert in zip(self._b, self.experts, strict=True):
+            fill_rows(weight, WEIGHTS_LAUNCH, expert, torch.arange(n, device=session.device))
         self._b *= weight_scale(k)
         # Libraries take rows without gaps.
         ends = torch.from_numpy(np.cumsum(layout.expert_rows, dtype=np.int32))

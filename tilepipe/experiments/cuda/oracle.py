@@ -146,6 +146,7 @@ class DeviceOracle:
         got: torch.Tensor,  # (rows, n) bf16
         first_rows: Sequence[int],  # where each local expert begins in it
         *,
+        experts: Sequence[int],  # whose weight each local, physical expert holds
         num_k: int,
         contender: str,
         stage: str,
@@ -158,12 +159,11 @@ class DeviceOracle:
         columns = torch.arange(num_n, device=self._device)
 
         def groups() -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
-            for expert, (first, places) in enumerate(zip(first_rows, self._places, strict=True)):
+            for number, first, places in zip(experts, first_rows, self._places, strict=True):
                 if not len(places):
                     continue
                 part = slice(places.start, places.stop)
                 a = row_bits(launch, self._source[part], self._token[part], num_k)
-                number = self._rank * len(self._places) + expert
                 b = row_bits(WEIGHTS_LAUNCH, number, columns, num_k)
                 yield (
                     slice(first, first + len(places)),
