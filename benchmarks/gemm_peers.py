@@ -29,6 +29,7 @@ import numpy as np
 
 from tilepipe.config.choices import Granularity, Layout, StoreMode
 from tilepipe.kernels.gemm.choices import Clip, Consumers
+from tilepipe.kernels.gemm.defaults import default_tuning
 from tilepipe.kernels.gemm.plan import GemmProblem, GemmTuning, plan_gemm
 from tilepipe.measure.stats import median_interval, paired_ratio
 from tilepipe.schedule.layout import make_layout
@@ -73,6 +74,7 @@ JOBS = {
     "mixtral": Job(MIXTRAL, (8192,), "uniform", ("tuning",)),
     "tall_zipf": Job(TALL, (4096, 32_768), "zipf", ("tuning",)),
     "deep_zipf": Job(DEEP, (4096, 32_768), "zipf", ("tuning",)),
+    "skinny": Job(TALL, (1024,), "uniform", ("tuning",)),
     "deep_further": Job(DEEP, (32_768, 4096), "uniform", _FURTHER),
     "tall_further": Job(TALL, (32_768, 4096), "uniform", _FURTHER),
 }
@@ -235,13 +237,18 @@ class _Run:
     ) -> None:
         self._chosen, self._family, self._shape = chosen, family, shape
         self._skipped = skipped
-        # The fastest tuning of this shape, by an earlier job.
+        # The fastest tuning of this shape by an earlier job, or what is taken without being told.
         times = [
             (float(row["median_us"]), row["contender"])
             for row in _read(_results(chosen))
             if row["shape"] == shape.name and row["contender"] in TUNINGS and row["median_us"]
         ]
-        self._best = min(times)[1] if times else "coop_128x256"
+        named = min(times)[1] if times else ""
+        num_filled = sum(count > 0 for count in shape.counts)
+        by_default = default_tuning(
+            num_rows=sum(shape.counts), num_filled_experts=num_filled, k=family.k
+        )
+        self._best = TUNINGS.get(named, by_default)
 
     def tunings(self, names: list[str]) -> None:
         """Every tuning beside the peers."""
@@ -252,7 +259,7 @@ class _Run:
 
     def ways(self) -> None:
         """Layouts, stores and clips of the best tuning."""
-        best, contenders = TUNINGS[self._best], {}
+        best, contenders = self._best, {}
         for layout in Layout:
             for store, clip in (
                 *((StoreMode.tma, clip) for clip in Clip),
@@ -267,7 +274,7 @@ class _Run:
 
     def hooks(self) -> None:
         """Flags that are set, rows that are told, and neither."""
-        best, contenders = TUNINGS[self._best], {}
+        best, contenders = self._best, {}
         align = best.tile_m
         for name, hooks in (
             ("gemm_all", {}),
@@ -280,7 +287,7 @@ class _Run:
 
     def fewer_sms(self) -> None:
         """Fewer CTAs than SMs."""
-        best, contenders = TUNINGS[self._best], {}
+        best, contenders = self._best, {}
         for ctas in (NUM_SMS, 124, 116, 108):
             contenders |= self._own("sms", f"{ctas}_ctas", best, Layout.packed, ctas=ctas)
         self._time("sms", contenders, ratio_to=f"{NUM_SMS}_ctas")

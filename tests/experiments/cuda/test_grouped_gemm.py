@@ -10,15 +10,14 @@ torch = pytest.importorskip("torch")
 from tests.launch.points import compose_point  # noqa: E402
 from tilepipe.baselines.products import Operands  # noqa: E402
 from tilepipe.config.choices import Granularity, StoreMode  # noqa: E402
-from tilepipe.config.schemas import GroupedGemmKernel, config_from_dict  # noqa: E402
+from tilepipe.config.schemas import config_from_dict  # noqa: E402
 from tilepipe.experiments.cuda import grouped_gemm  # noqa: E402
 from tilepipe.experiments.cuda.entry import symmetric_bytes_of  # noqa: E402
-from tilepipe.experiments.cuda.grouped_gemm import CudaGroupedGemm, tuning_of  # noqa: E402
+from tilepipe.experiments.cuda.grouped_gemm import CudaGroupedGemm  # noqa: E402
 from tilepipe.experiments.cuda.oracle import DeviceOracle  # noqa: E402
 from tilepipe.experiments.cuda.session import knobs_of, plans_on_device  # noqa: E402
 from tilepipe.experiments.setting import placed_routing, plan_settings, shape_of  # noqa: E402
 from tilepipe.fabric.table import Slot, Word  # noqa: E402
-from tilepipe.kernels.gemm.choices import Consumers  # noqa: E402
 from tilepipe.kernels.group import DeviceGroup  # noqa: E402
 
 LAUNCH = 3
@@ -33,15 +32,6 @@ def config_of(*words):
 
 
 # What a configuration becomes.
-
-
-def test_a_tile_of_few_rows_goes_to_one_warpgroup_and_any_other_to_both():
-    wide = tuning_of(GroupedGemmKernel(tile_m=256, tile_n=128, store=StoreMode.direct))
-    flat = tuning_of(GroupedGemmKernel(tile_m=64))
-
-    assert (wide.tile_m, wide.tile_n, wide.store) == (256, 128, StoreMode.direct)
-    assert wide.consumers is Consumers.cooperative
-    assert (flat.consumers, flat.store) == (Consumers.ping_pong, StoreMode.tma)
 
 
 def group_of(config):

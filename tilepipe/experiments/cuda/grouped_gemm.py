@@ -18,21 +18,21 @@ from tilepipe.baselines.products import (
     product_of,
     quickest,
 )
-from tilepipe.config.choices import Granularity, StoreMode
+from tilepipe.config.choices import Granularity
 from tilepipe.config.schemas import Config, GroupedGemmKernel
 from tilepipe.experiments.cuda.oracle import DeviceOracle, poison
 from tilepipe.experiments.cuda.payload import fill_rows
 from tilepipe.experiments.cuda.session import CudaSession
 from tilepipe.experiments.setting import Components, Memory
 from tilepipe.fabric.table import Slot
-from tilepipe.kernels.gemm.choices import Consumers
+from tilepipe.kernels.gemm.defaults import tuning_of_tile
 from tilepipe.kernels.gemm.launch import GroupedGemm, upload_tiles
-from tilepipe.kernels.gemm.plan import BLOCK_M, NUM_CONSUMERS, GemmProblem, GemmTuning, plan_gemm
+from tilepipe.kernels.gemm.plan import GemmProblem, plan_gemm
 from tilepipe.records import Verdict
 from tilepipe.workload.payload import WEIGHTS_LAUNCH, weight_scale
 from tilepipe.workload.shapes import gemm_shape
 
-__all__ = ["TRIAL", "CudaGroupedGemm", "tuning_of"]
+__all__ = ["TRIAL", "CudaGroupedGemm"]
 
 # Ours, compared with the oracle like every product of the same rows.
 _OWN = ("gemm_all", "gemm_flags")
@@ -162,7 +162,7 @@ class _Rank:
                 group_align=kernel.tile_m,
                 wait=Granularity.tile if contender == "gemm_flags" else None,
             ),
-            tuning_of(kernel),
+            tuning_of_tile(kernel.tile_m, kernel.tile_n, store=kernel.store),
             num_gemm_ctas=num_sms if kernel.num_gemm_ctas is None else kernel.num_gemm_ctas,
             num_sms=num_sms,
         )
@@ -196,17 +196,6 @@ class _Rank:
 
         found = [timer.measure([("stage", run)])["stage"] for _ in range(_TRIAL_RUNS)]
         return int(np.median(found[1:]))
-
-
-def tuning_of(kernel: GroupedGemmKernel) -> GemmTuning:
-    """The tile that was typed, both warpgroups on it where it has rows for both."""
-    both = kernel.tile_m % (BLOCK_M * NUM_CONSUMERS) == 0
-    return GemmTuning(
-        tile_m=kernel.tile_m,
-        tile_n=kernel.tile_n,
-        consumers=Consumers.cooperative if both else Consumers.ping_pong,
-        store=kernel.store or StoreMode.tma,
-    )
 
 
 TRIAL = CudaGroupedGemm

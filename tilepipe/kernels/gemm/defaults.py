@@ -6,10 +6,11 @@ reuse, not by times; `benchmarks/gemm_peers.py` times every tuning named here be
 
 from dataclasses import dataclass
 
+from tilepipe.config.choices import StoreMode
 from tilepipe.kernels.gemm.choices import Consumers
-from tilepipe.kernels.gemm.plan import GemmTuning
+from tilepipe.kernels.gemm.plan import MAX_SUMS, GemmTuning
 
-__all__ = ["DEFAULTS", "Default", "default_tuning"]
+__all__ = ["DEFAULTS", "Default", "default_tuning", "tuning_of_tile"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,3 +53,17 @@ def default_tuning(*, num_rows: int, num_filled_experts: int, k: int) -> GemmTun
         if mean >= default.rows_per_expert and k >= default.k:
             return default.tuning
     raise AssertionError("the last default fits every shape")
+
+
+def tuning_of_tile(tile_m: int, tile_n: int, *, store: StoreMode | None = None) -> GemmTuning:
+    """The tuning of a tile that was chosen; `store` None: by TMA, which was faster everywhere.
+
+    Ping-pong wherever one warpgroup can hold the tile.
+    """
+    alone = tile_m * tile_n // 128 <= MAX_SUMS
+    return GemmTuning(
+        tile_m=tile_m,
+        tile_n=tile_n,
+        consumers=Consumers.ping_pong if alone else Consumers.cooperative,
+        store=store or StoreMode.tma,
+    )

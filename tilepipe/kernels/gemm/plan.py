@@ -23,6 +23,7 @@ from tilepipe.kernels.gemm.choices import (
 __all__ = [
     "BLOCK_M",
     "DESCRIPTOR_BYTES",
+    "MAX_SUMS",
     "STAGED_COLUMNS",
     "STAGING_BUFFERS",
     "GemmProblem",
@@ -46,7 +47,7 @@ _VECTOR_BYTES = 16
 # Elements of K in a stage: 128 bytes, the width of the swizzle.
 TILE_K = 64
 # Registers of a consumer thread for sums; the rest addresses and stages what they become.
-_MAX_SUMS = 192
+MAX_SUMS = 192
 # Barriers, the tile records handed over, and what aligning the rings to 1024 bytes may cost.
 _BESIDE_RINGS_BYTES = 2048
 # K tiles before the end of a tile's loads at which the next one is claimed, beside the stages.
@@ -281,10 +282,10 @@ def _check_tile(problem: GemmProblem, tuning: GemmTuning) -> None:
             f"choose a multiple of {columns}"
         )
     sums = tuning.tile_m * tuning.tile_n // (128 * groups)
-    if sums > _MAX_SUMS:
+    if sums > MAX_SUMS:
         raise ValueError(
             f"tile_m={tuning.tile_m} x tile_n={tuning.tile_n}: a thread of {groups} warpgroup"
-            f"{'s' * (groups > 1)} would hold {sums} sums, and has registers for {_MAX_SUMS}; "
+            f"{'s' * (groups > 1)} would hold {sums} sums, and has registers for {MAX_SUMS}; "
             "choose a smaller tile"
         )
     if tuning.raster_m < 1:
