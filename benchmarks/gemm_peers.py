@@ -92,6 +92,8 @@ TUNINGS = {
 FIELDS = (
     *("shape", "stage", "contender", "status", "median_us", "low_us", "high_us", "tflops"),
     *("ratio_to", "ratio", "ratio_low", "ratio_high", "num_pairs", "sm_mhz", "power_w", "detail"),
+    # The faster of torch and quack, and the ratio of time to its.
+    *("peer", "peer_ratio", "peer_low", "peer_high"),
 )
 
 
@@ -180,6 +182,10 @@ def _table(out: Path) -> Iterator[str]:
         ratio = f"{row['ratio']} [{row['ratio_low']}, {row['ratio_high']}]"
         if not row["ratio"]:
             ratio = row["detail"]
+        if row["peer"]:
+            ratio += (
+                f", to {row['peer']} {row['peer_ratio']} [{row['peer_low']}, {row['peer_high']}]"
+            )
         yield (
             f"{row['shape']:>24} {row['stage']:<7} {row['contender']:<22} {row['status']:<9} "
             f"{row['median_us']:>9} us {row['tflops']:>6} TFLOP/s  {ratio}\n"
@@ -361,6 +367,8 @@ class _Run:
         if not contenders:
             return
         samples, clocks = self._shape.timed(contenders, self._chosen.pairs)
+        peers = [name for name in ("torch", "quack") if name in samples]
+        peer = min(peers, key=lambda name: np.median(samples[name]), default=None)
         for name, values in samples.items():
             found = median_interval(values)
             row: dict[str, Any] = {
@@ -375,6 +383,10 @@ class _Run:
                 ratio = paired_ratio(values, samples[ratio_to])
                 row |= {"ratio_to": ratio_to, "ratio": round(ratio.value, 4)}
                 row |= {"ratio_low": round(ratio.low, 4), "ratio_high": round(ratio.high, 4)}
+            if peer is not None:
+                ratio = paired_ratio(values, samples[peer])
+                row |= {"peer": peer, "peer_ratio": round(ratio.value, 4)}
+                row |= {"peer_low": round(ratio.low, 4), "peer_high": round(ratio.high, 4)}
             self._row(stage, name, status="ok", **row)
 
     def _row(self, stage: str, contender: str, **fields: Any) -> None:
