@@ -12,6 +12,7 @@
 #   flags   +experiment=dispatch_granularity
 #   decode  +experiment=decode and combine_decode
 #   paced   +experiment=dispatch_paced
+#   gemm    the grouped GEMM beside its peers by shape and tuning, then +experiment=grouped_gemm
 #
 # RESULTS= names the folder (outputs/h200_x1): points in it that nothing has changed since are
 # reused. PYTHON= picks the interpreter.
@@ -19,7 +20,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 results=${RESULTS:-outputs/h200_x1}
 python=${PYTHON:-.venv/bin/python}
-all=(check limit depth plan copies tokens flags decode paced)
+all=(check limit depth plan copies tokens flags decode paced gemm)
 
 run() {
   "$python" -m tilepipe.run hardware=h200_x1 results_dir="$results" "$@"
@@ -42,6 +43,10 @@ for stage in "$@"; do
     flags) run +experiment=dispatch_granularity ;;
     decode) for name in decode combine_decode; do run +experiment=$name; done ;;
     paced) run +experiment=dispatch_paced ;;
+    gemm)
+      "$python" -m benchmarks.gemm_peers "${results}_gemm" --total-s 300
+      run +experiment=grouped_gemm
+      ;;
     *)
       echo "no stage $stage: choose of ${all[*]}" >&2
       exit 2

@@ -202,6 +202,23 @@ REFUSED = [
         "workload.num_experts=2048: the plan kernel counts at most 1024 experts; lower it, or type "
         "kernel.planner=numpy",
     ),
+    (
+        "kernel=grouped_gemm kernel.store=tma",
+        "kernel.store=tma: the host executor has no ways of storing; leave the key out, or choose "
+        "hardware with a GPU",
+    ),
+    (
+        "kernel=grouped_gemm kernel.num_gemm_ctas=4",
+        "kernel.num_gemm_ctas=4: the host executor has no CTAs; leave the key out, or choose ",
+    ),
+    (
+        "hardware=h200_x1 kernel=grouped_gemm kernel.num_gemm_ctas=133",
+        "kernel.num_gemm_ctas=133: one runs on each SM, and there are 132; use at most 132",
+    ),
+    (
+        "hardware=h200_x1 kernel=grouped_gemm kernel.num_gemm_ctas=0",
+        "kernel.num_gemm_ctas=0: must be 1 or more, or null",
+    ),
     ("launch.fabric=nvshmem", "launch.fabric=nvshmem: hardware=cpu has no GPU; use host"),
     ("placement=file placement.path=", "placement.path=: placement=file needs placement.path=FILE"),
     (
@@ -324,6 +341,7 @@ ACCEPTED = [
     "kernel.planner=device workload.num_experts=1024",
     "launch.wrap=inline launch.num_ranks=8",  # ranks that share a GPU share a process
     "kernel=grouped_gemm",
+    "hardware=h200_x1 kernel=grouped_gemm kernel.num_gemm_ctas=132 kernel.store=direct",
 ]
 
 

@@ -17,15 +17,19 @@ _MEETINGS = ("shuffle_sync", "vote_all_sync", "sync_warp")
 Lane = Generator[tuple[Any, ...], Any, Any]
 
 
-def lane_functions(text: str, given: dict[str, Any]) -> dict[str, Any]:
+def lane_functions(
+    text: str, given: dict[str, Any], meetings: Sequence[str] = _MEETINGS
+) -> dict[str, Any]:
     """Functions and constants of a module's text; functions in which lanes meet are generators.
 
-    A generator yields (operation, line, arguments) and is sent the operation's answer.
+    A generator yields (operation, line, arguments) and is sent the operation's answer. Classes are
+    left out: what they hold is given.
     """
     tree = ast.parse(text)
-    imports = (ast.Import, ast.ImportFrom)
-    tree.body = [node for node in tree.body if not isinstance(node, imports)]
-    tree = ast.fix_missing_locations(_Lanes(_meeting_functions(tree)).visit(tree))
+    left_out = (ast.Import, ast.ImportFrom, ast.ClassDef)
+    tree.body = [node for node in tree.body if not isinstance(node, left_out)]
+    lanes = _Lanes(_meeting_functions(tree, meetings), meetings)
+    tree = ast.fix_missing_locations(lanes.visit(tree))
     names = dict(given)
     exec(compile(tree, "<lanes>", "exec"), names)
     return names
@@ -64,7 +68,7 @@ def _answers(asked: Sequence[tuple[Any, ...]]) -> list[Any]:
     return [None] * len(asked)
 
 
-def _meeting_functions(tree: ast.Module) -> set[str]:
+def _meeting_functions(tree: ast.Module, meetings: Sequence[str]) -> set[str]:
     """Functions that hold a meeting, or call one that does."""
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     meeting: set[str] = set()
@@ -72,27 +76,28 @@ def _meeting_functions(tree: ast.Module) -> set[str]:
         more = {
             function.name
             for function in functions
-            if any(_is_meeting(node, meeting) for node in ast.walk(function))
+            if any(_is_meeting(node, meeting, meetings) for node in ast.walk(function))
         }
         if more == meeting:
             return meeting
         meeting = more
 
 
-def _is_meeting(node: ast.AST, meeting: set[str]) -> bool:
+def _is_meeting(node: ast.AST, meeting: set[str], meetings: Sequence[str]) -> bool:
+    """Whether a node calls an operation at which lanes meet, or a function that holds one."""
     if not isinstance(node, ast.Call):
         return False
     called = node.func
     if isinstance(called, ast.Attribute):
-        return called.attr in _MEETINGS
-    return isinstance(called, ast.Name) and called.id in meeting
+        return called.attr in meetings
+    return isinstance(called, ast.Name) and (called.id in meeting or called.id in meetings)
 
 
 class _Lanes(ast.NodeTransformer):
     """Turns meetings into yields."""
 
-    def __init__(self, meeting: set[str]) -> None:
-        self.meeting = meeting
+    def __init__(self, meeting: set[str], meetings: Sequence[str]) -> None:
+        self.meeting, self.meetings = meeting, meetings
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         self.generic_visit(node)
@@ -103,9 +108,10 @@ class _Lanes(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
-        if not _is_meeting(node, self.meeting):
+        if not _is_meeting(node, self.meeting, self.meetings):
             return node
-        if isinstance(node.func, ast.Attribute):
-            request = [ast.Constant(node.func.attr), ast.Constant(node.lineno), *node.args]
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+        if name in self.meetings:
+            request = [ast.Constant(name), ast.Constant(node.lineno), *node.args]
             return ast.Yield(ast.Tuple(request, ast.Load()))
         return ast.YieldFrom(node)

@@ -72,14 +72,13 @@ NO_GPU_HERE = "type hardware=cpu to run it on the host executor"
         (
             ("hardware=h200_x8",),
             "unsupported",
-            "dispatch_gemm on hardware=h200_x8: this version has GPU kernels for dispatch and "
-            f"combine only; start +experiment=dispatch, or {NO_GPU_HERE}",
+            "dispatch_gemm on hardware=h200_x8: this version has GPU kernels for dispatch, combine "
+            f"and grouped_gemm only; start +experiment=dispatch, or {NO_GPU_HERE}",
         ),
         (
             ("hardware=h200_x1", "kernel=grouped_gemm"),
-            "unsupported",
-            "grouped_gemm on hardware=h200_x1: this version has GPU kernels for dispatch and "
-            f"combine only; start +experiment=dispatch, or {NO_GPU_HERE}",
+            "skipped",
+            f"hardware=h200_x1 needs 1 GPU and this machine shows 0; {NO_GPU_HERE}",
         ),
         (
             ("hardware=h200_x1", "kernel=dispatch", "kernel.copy=tma"),

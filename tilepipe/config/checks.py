@@ -214,9 +214,10 @@ _ON_HOST = "leave the key out, or type hardware=cpu"
 def _check_gpu_keys(config: Config) -> None:
     """How CTAs move rows is chosen for a GPU, and for nothing else."""
     kernel = config.kernel
-    if isinstance(kernel, GroupedGemmKernel):
-        return
     on_host = config.launch.fabric is Fabric.host
+    if isinstance(kernel, GroupedGemmKernel):
+        _check_gemm_keys(kernel, config.hardware.num_sms, on_host=on_host)
+        return
     allowed = f"the host executor plans with NumPy; {_LEAVE_OUT}"
     by_numpy = kernel.planner is Planner.numpy
     require(by_numpy or not on_host, "kernel.planner", kernel.planner, allowed)
@@ -232,6 +233,18 @@ def _check_gpu_keys(config: Config) -> None:
         else:
             allowed = "null is for the host executor; leave the key out, or type hardware=cpu"
             require(value is not None, f"kernel.{key}", value, allowed)
+
+
+def _check_gemm_keys(kernel: GroupedGemmKernel, num_sms: int | None, *, on_host: bool) -> None:
+    """How CTAs store a product, and how many of them there are."""
+    if on_host:
+        for key, lacked in (("store", "ways of storing"), ("num_gemm_ctas", "CTAs")):
+            allowed = f"the host executor has no {lacked}; {_LEAVE_OUT}"
+            require(getattr(kernel, key) is None, f"kernel.{key}", getattr(kernel, key), allowed)
+    elif kernel.num_gemm_ctas is not None and num_sms is not None:
+        allowed = f"one runs on each SM, and there are {num_sms}; use at most {num_sms}"
+        fits = kernel.num_gemm_ctas <= num_sms
+        require(fits, "kernel.num_gemm_ctas", kernel.num_gemm_ctas, allowed)
 
 
 def _check_kernels(config: Config) -> None:

@@ -22,6 +22,7 @@ __all__ = [
     "Regime",
     "Replica",
     "Resume",
+    "StoreMode",
 ]
 
 
@@ -87,6 +88,13 @@ class Planner(Enum):
 
     numpy = "numpy"  # the host; for a GPU before the window, and uploaded
     device = "device"  # a kernel behind the launch gate, inside the window
+
+
+class StoreMode(Enum):
+    """How an output tile of a GEMM gets to memory."""
+
+    tma = "tma"  # staged in shared memory, stored by TMA in blocks of 64 rows x 64 columns
+    direct = "direct"  # from registers, 16 bytes a lane, each with its own bounds check
 
 
 class Dtype(Enum):

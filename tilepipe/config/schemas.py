@@ -25,6 +25,7 @@ from tilepipe.config.choices import (
     Regime,
     Replica,
     Resume,
+    StoreMode,
 )
 from tilepipe.config.placements import PLACEMENTS, Placement
 from tilepipe.config.refuse import require, require_own
@@ -175,6 +176,14 @@ class GroupedGemmKernel(_GemmTiles):
     """The first GEMM alone, its rows already there."""
 
     operation: Operation = Operation.grouped_gemm
+    store: StoreMode | None = None  # null: the one that was measured to be faster
+    num_gemm_ctas: int | None = None  # null: one each SM
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ctas = self.num_gemm_ctas
+        counted = ctas is None or ctas >= 1
+        require(counted, "kernel.num_gemm_ctas", ctas, "must be 1 or more, or null")
 
 
 @dataclass(kw_only=True)
@@ -385,4 +394,5 @@ _CHOICES = (
     Planner,
     Regime,
     Replica,
+    StoreMode,
 )

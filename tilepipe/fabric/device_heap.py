@@ -166,6 +166,14 @@ def _sentence(rank: int, record: Mapping[str, int], limit_s: float) -> str:
             what = f"role receive, counter {item}: expected {expected} rows, seen {seen}"
         case Role.receive_row:
             what = f"role receive, row {item}: its flag is of launch {seen}, not {expected}"
+        case Role.gemm_receive:
+            what = f"role gemm_receive, counter {item}: expected {expected} rows, seen {seen}"
+        case Role.gemm_receive_row:
+            what = (
+                f"role gemm_receive_row, row {item}: its flag is of launch {seen}, not {expected}"
+            )
+        case Role.gemm_pipeline:
+            what = f"role gemm_pipeline: barrier {item} of a CTA did not end phase {expected}"
         case Role.reduce:
             what = f"role reduce, token {item}: expected {expected} rows x chunks, seen {seen}"
         case Role.reduce_rank:

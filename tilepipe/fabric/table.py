@@ -51,6 +51,8 @@ class Slot(_FromZero):
     stamps = auto()  # (len(Stamp),) int64: moments of the device's clock, see Stamp
     scratch = auto()  # int32: what the plan kernels keep, see PlanConstants
     plan_rounds = auto()  # (CTAs,) int64: rounds that each CTA of the plan kernels has ended
+    gemm_tiles = auto()  # (tiles, 8) int32: cluster tiles in hand-out order
+    tile_stored = auto()  # (tiles x N tiles,) int32: rows stored by (M tile, chunk along N)
     record = auto()  # (len(RECORD_FIELDS),) int64 in pinned host memory: why this rank gave up
 
 
@@ -73,12 +75,14 @@ class Word(IntEnum):
     bad_expert = 10  # 1 + place in topk_idx of a number that is no expert; 0: none
     overflow_rank = 11  # rank that would receive most rows
     overflow_rows = 12  # as many, where they exceed the room for rows; 0: all fit
+    num_gemm_tiles = 13  # cluster tiles of the grouped GEMM
     send_queue = 32  # rows claimed so far
     push_queue = 64
     reduce_queue = 96  # units claimed so far
+    gemm_queue = 128  # output tiles claimed so far; the last claim of a launch puts it back to 0
 
 
-NUM_WORDS = 128
+NUM_WORDS = 160
 
 
 class Stamp(_FromZero):
@@ -108,4 +112,7 @@ class Role(IntEnum):
     receive_row = 5  # for one row, granularity token; item: receive row, expected: epoch
     reduce = 3  # for a token's rows; item: token
     reduce_rank = 4  # for a rank's rows; item: rank
-    plan = 6  # for another CTA of the rank's plan kernel; item: that CTA, expected: round
+    gemm_receive = 6  # the GEMM, for rows; item: M tile, or local expert
+    gemm_receive_row = 7  # the GEMM, for one row, granularity token; item: receive row
+    gemm_pipeline = 8  # warps of a GEMM CTA for each other; item: which barrier; expected: phase
+    plan = 10  # for another CTA of the rank's plan kernel; item: that CTA, expected: round

@@ -9,6 +9,7 @@ import numpy as np
 
 from tilepipe.fabric.host import ArraySpec
 from tilepipe.fabric.table import NUM_WORDS, Slot, Stamp
+from tilepipe.kernels.gemm.tiles import RECORD_WORDS
 from tilepipe.kernels.plan_constants import MAX_PLAN_CTAS, plan_constants_of
 from tilepipe.schedule.layout import tile_capacity
 from tilepipe.schedule.settings import PlanSettings
@@ -63,5 +64,8 @@ def buffer_specs(settings: PlanSettings, shape: Shape) -> dict[Slot, ArraySpec]:
         Slot.stamps: ((len(Stamp),), np.int64),
         Slot.scratch: ((plan.scratch_words,), np.int32),
         Slot.plan_rounds: ((MAX_PLAN_CTAS,), np.int64),
+        # Tiles may be handed out in halves.
+        Slot.gemm_tiles: ((2 * tiles, RECORD_WORDS), np.int32),
+        Slot.tile_stored: ((tiles * settings.num_n_tiles,), np.int32),
     }
     return {slot: ArraySpec(shape=size, dtype=dtype) for slot, (size, dtype) in sizes.items()}

@@ -11,7 +11,7 @@ from tilepipe.records import Point
 __all__ = ["missing_hardware", "refusal", "unsupported"]
 
 # What this version has GPU kernels for.
-_OPERATIONS = ("dispatch", "combine")
+_OPERATIONS = ("dispatch", "combine", "grouped_gemm")
 # sm_90a code loads on nothing else.
 _CAPABILITY = (9, 0)
 
@@ -35,7 +35,8 @@ def unsupported(point: Point) -> str:
     if point.executor == "host":
         return ""
     if point.operation not in _OPERATIONS:
-        hardware, known = point.config["hardware"]["name"], " and ".join(_OPERATIONS)
+        hardware = point.config["hardware"]["name"]
+        known = f"{', '.join(_OPERATIONS[:-1])} and {_OPERATIONS[-1]}"
         return (
             f"{point.operation} on hardware={hardware}: this version has GPU kernels for {known} "
             f"only; start +experiment=dispatch, or type {_ON_HOST}"

@@ -58,6 +58,8 @@ _AXES = {
     "planner": "planner",
     "tile_m": "tile_m",
     "tile_n": "tile_n",
+    "store": "store",
+    "num_gemm_ctas": "GEMM\nCTAs",
     "capacity_factor": "capacity",
     "l2": "L2",
     "pace_gbps": "pace\nGB/s",
@@ -81,6 +83,9 @@ _CONTENDERS = {
     "torch_sequential": "torch seq.",
     "torch_dispatch": "torch",
     "torch_combine": "torch",
+    "torch_grouped_mm": "torch",
+    "quack": "QuACK",
+    "cublas_dense": "dense",
 }
 # Terms whose names are longer than their numbers.
 _TERMS = {"contention": "conten-\ntion", "publish_tax": "publ. tax"}

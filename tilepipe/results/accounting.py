@@ -32,7 +32,10 @@ _SERIES = {
 _COMMUNICATION = {"dispatch_gemm": "dispatch", "gemm_combine": "push"}
 # Contenders whose time is that of moving rows; the others multiply, the fused ones do both.
 _MOVING = ("dispatch", "combine", "push", "torch_dispatch", "torch_combine")
-_MULTIPLYING = ("gemm_all", "blas_per_expert", "fused", "sequential", "torch_sequential")
+_MULTIPLYING = (
+    *("gemm_all", "blas_per_expert", "fused", "sequential"),
+    *("torch_sequential", "torch_grouped_mm", "quack", "cublas_dense"),
+)
 
 
 def account(

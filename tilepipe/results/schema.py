@@ -46,7 +46,7 @@ ADDED_IN = {
     **dict.fromkeys(("routing_request", "routing_first_token", "routing_max_tokens"), 3),
     "routing_num_layers": 3,
     **dict.fromkeys(("num_redundant", "physical_max_over_mean"), 3),
-    **dict.fromkeys(("planner", "stage_bytes", "left_out"), 3),
+    **dict.fromkeys(("planner", "stage_bytes", "store", "num_gemm_ctas", "left_out"), 3),
     **dict.fromkeys(("gbps_per_cta", "link_share", "memory_gbps", "memory_share"), 2),
 }
 
@@ -92,6 +92,9 @@ CONTENDERS = {
     ),
     "torch_combine": "combine by torch: the same way back, then one weighted sum over slots",
     "torch_sequential": "torch's dispatch or combine, its grouped GEMM behind or before it",
+    "torch_grouped_mm": "torch._grouped_mm on the same rows without gaps",
+    "quack": "QuACK's grouped GEMM, tuned, on the same rows without gaps",
+    "cublas_dense": "one product of all rows with one expert's weight: another result",
 }
 
 
@@ -179,6 +182,12 @@ _POINT_KEYS = [
     _word("planner", "who makes the Plan", *_names(choices.Planner)),
     _count("tile_m", "rows of an M tile"),
     _count("tile_n", "columns of an N tile"),
+    _word(
+        "store",
+        "how an output tile gets to memory; null on the host, and for the default",
+        *_names(choices.StoreMode),
+    ),
+    _count("num_gemm_ctas", "CTAs that multiply; null on the host, and for one each SM"),
     _word("l2", "what the L2 cache held before a launch; null on the host", *_names(choices.L2)),
     _word("regime", "how launches followed; null on the host", *_names(choices.Regime)),
     _field(

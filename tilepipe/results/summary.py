@@ -168,7 +168,7 @@ def point_keys(point: Point) -> dict[str, Any]:
             for key in (
                 *("num_comm_warps", "num_loads", "num_stages", "stage_bytes"),
                 "flag_batch",
-                *("planner", "tile_m", "tile_n"),
+                *("planner", "tile_m", "tile_n", "store", "num_gemm_ctas"),
             )
         },
         **{key: measure.get(key) for key in ("l2", "regime")},

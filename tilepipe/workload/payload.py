@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from tilepipe.workload import bf16
 
-__all__ = ["WEIGHTS_LAUNCH", "expert_weights", "row_bits"]
+__all__ = ["WEIGHTS_LAUNCH", "expert_weights", "row_bits", "weight_scale"]
 
 # Launch number reserved for weights; launches of a run count from 1.
 WEIGHTS_LAUNCH = 0
@@ -59,11 +59,15 @@ def expert_weights(
     num_n: int,
     num_k: int,
 ) -> NDArray[np.float32]:  # (num_n, num_k), exact in bf16
-    """Weight of one expert, `B[expert]` of a grouped GEMM; uniform in -2 .. 2 over sqrt(num_k).
-
-    The scale is a power of two, so that every value stays exact in bf16 and outputs of a GEMM over
-    `row_bits` stay near 1.
-    """
+    """Weight of one expert, `B[expert]` of a grouped GEMM; uniform in -2 .. 2 over sqrt(num_k)."""
     bits = row_bits(WEIGHTS_LAUNCH, expert, np.arange(num_n), num_k)
-    scale = np.float32(2.0 ** -np.floor(np.log2(num_k) / 2))
-    return bf16.from_bits(bits) * scale
+    return bf16.from_bits(bits) * np.float32(weight_scale(num_k))
+
+
+def weight_scale(num_k: int) -> float:
+    """What `row_bits` are multiplied by to become weights.
+
+    A power of two, so that every value stays exact in bf16 and outputs of a GEMM over `row_bits`
+    stay near 1.
+    """
+    return float(2.0 ** -np.floor(np.log2(num_k) / 2))

@@ -93,7 +93,7 @@ COMMON = 5 * KIB + 3 * KIB + 3 * KIB  # 8 bytes of row_home, 4 of row_flag and r
 # 636 // 128 + 2 x 8 runs, 636 // 16 tickets more; two words a ticket, twice, and 33 token bins.
 SCRATCH = 2 * KIB  # 4 * (2 * 59 + 2 * 59 + 33) = 1 076 bytes
 SMALL = (
-    18 * KIB + SCRATCH
+    20 * KIB + SCRATCH
 )  # all that holds less than 1 KiB, and words and sends, which hold as much
 HAND_COMPUTED = {
     # recv_x; x: 32 rows

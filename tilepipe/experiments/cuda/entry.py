@@ -37,6 +37,7 @@ def symmetric_bytes_of(config: Config) -> int:
     memory = {
         "dispatch": Memory(dispatch_hidden=hidden),
         "combine": Memory(home_hidden=hidden),
+        "grouped_gemm": Memory(dispatch_hidden=hidden),
     }[config.operation.name]
     placed = placed_routing(config)
     shape = shape_of(config, placed.physical, memory)

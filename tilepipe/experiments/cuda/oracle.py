@@ -5,7 +5,7 @@ or anything that a kernel has written. Everything runs on the current stream; co
 difference are all that leaves the device.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, starmap
 from math import prod
@@ -14,12 +14,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tilepipe.experiments.cuda.payload import row_bits
+from tilepipe.experiments.cuda.payload import fill_rows, row_bits
+from tilepipe.experiments.cuda.products import compare_products
 from tilepipe.experiments.oracle import merged
 from tilepipe.measure.gate import BF16_POISON, TOLERANCES, compare_exact
 from tilepipe.records import Verdict
 from tilepipe.schedule.layout import ReceiveLayout
 from tilepipe.schedule.packed import SLOT_BITS, TOKEN_BITS
+from tilepipe.workload.payload import WEIGHTS_LAUNCH, weight_scale
 from tilepipe.workload.routing import Routing
 
 __all__ = ["DeviceOracle", "poison"]
@@ -129,6 +131,47 @@ class DeviceOracle:
                 )
             )
         return merged(verdicts, contender=contender, stage=stage)
+
+    def fill_arrived(
+        self,
+        launch: int,
+        rows: torch.Tensor,  # (num_rows, hidden) bf16
+    ) -> None:
+        """Rows as a dispatch of that launch would have left them, expert by expert, no gaps."""
+        fill_rows(rows, launch, self._source, self._token)
+
+    def check_products(
+        self,
+        launch: int,
+        got: torch.Tensor,  # (rows, n) bf16
+        first_rows: Sequence[int],  # where each local expert begins in it
+        *,
+        experts: Sequence[int],  # whose weight each local, physical expert holds
+        num_k: int,
+        contender: str,
+        stage: str,
+    ) -> Verdict:
+        """Rows of a dispatch of that launch times the weights of their expert, in FP32.
+
+        Rows and weights are made anew: what lies in the operands of a kernel is not asked.
+        """
+        scale, num_n = weight_scale(num_k), got.shape[1]
+        columns = torch.arange(num_n, device=self._device)
+
+        def groups() -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+            for number, first, places in zip(experts, first_rows, self._places, strict=True):
+                if not len(places):
+                    continue
+                part = slice(places.start, places.stop)
+                a = row_bits(launch, self._source[part], self._token[part], num_k)
+                b = row_bits(WEIGHTS_LAUNCH, number, columns, num_k)
+                yield (
+                    slice(first, first + len(places)),
+                    a.view(torch.bfloat16),
+                    b.view(torch.bfloat16) * scale,
+                )
+
+        return compare_products(got, groups(), contender=contender, stage=stage)
 
     def _check_received(
         self,

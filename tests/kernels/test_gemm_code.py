@@ -1,0 +1,205 @@
+"""The code of the grouped GEMM, in a few of its plans: what it must hold and must not.
+
+Compiled for sm_90a; needs no GPU.
+"""
+
+import re
+from dataclasses import dataclass, replace
+
+import pytest
+
+from tests.kernels.sass import MachineCode, disassemble
+from tilepipe.config.choices import Granularity, Layout, StoreMode
+from tilepipe.kernels.gemm.choices import Clip, Consumers, Epilogue, Major
+from tilepipe.kernels.gemm.plan import GemmProblem, GemmTuning, KernelPlan, plan_gemm
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+PADDED = GemmProblem(n=4096, k=7168, num_experts=32, layout=Layout.padded, group_align=128)
+PACKED = replace(PADDED, layout=Layout.packed)
+HOOKED = replace(PACKED, wait=Granularity.tile, publish=True)
+PING_PONG = GemmTuning(consumers=Consumers.ping_pong, tile_n=192)
+PLANS = {
+    "plain": (PADDED, GemmTuning()),
+    "hooked_cluster": (HOOKED, GemmTuning(cluster_m=2)),
+    "hooked_direct": (
+        replace(HOOKED, wait=Granularity.token, b_major=Major.n),
+        GemmTuning(store=StoreMode.direct),
+    ),
+    "per_group": (
+        replace(PACKED, epilogue=Epilogue.swiglu_interleaved),
+        GemmTuning(clip=Clip.per_group),
+    ),
+    "gate_up_cluster": (
+        replace(PADDED, epilogue=Epilogue.swiglu_concatenated, b_major=Major.n),
+        GemmTuning(cluster_m=2),
+    ),
+    # Two blocks a warpgroup, as in a tile of 256 rows.
+    "hooked_ping_pong": (
+        replace(HOOKED, wait=Granularity.expert, epilogue=Epilogue.row_scale),
+        PING_PONG,
+    ),
+}
+# Of a CTA of 384 threads before warps give registers away or take them: 65 536 / 384, by eights.
+LAUNCH_REGISTERS = 168
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The kernel of one plan, as PTX and as machine code."""
+
+    plan: KernelPlan
+    ptx: str
+    machine: MachineCode
+
+    def count(self, opcode: str) -> int:
+        return sum(code.startswith(opcode) for code in self.machine.opcodes)
+
+
+@pytest.fixture(scope="module", params=PLANS)
+def compiled(request):
+    # Only where it is wanted: the import takes two seconds.
+    from tilepipe.kernels.gemm.launch import compile_gemm
+
+    problem, tuning = PLANS[request.param]
+    plan = plan_gemm(problem, tuning, num_gemm_ctas=132, num_sms=132)
+    code = compile_gemm(plan)
+    return Compiled(plan, code.ptx, disassemble(code.cubin))
+
+
+def test_products_are_whole_columns_of_a_tile_by_64_rows(compiled):
+    plan = compiled.plan
+    shape = f"m64n{plan.tile_n}k16.f32.bf16.bf16"
+    found = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(\S+)", compiled.ptx)
+    opcodes = [code for code in compiled.machine.opcodes if code.startswith("HGMMA")]
+
+    # Four K steps of 16 in a stage, of every block, ahead of the loop and in it; apart for every
+    # number of blocks that have rows.
+    num_blocks = sum(range(1, plan.blocks_per_group + 1))
+    assert found == [shape] * (2 * 4 * num_blocks)
+    assert len(opcodes) == len(found)
+
+
+def test_a_stage_is_multiplied_while_the_one_before_is_still_under_way(compiled):
+    waits = re.findall(r"wgmma\.wait_group\.sync\.aligned\s+(\d+)", compiled.ptx)
+
+    assert waits == ["1", "0"] * compiled.plan.blocks_per_group
+    # No product waits for the one before it: that would be a wait for every one of them.
+    assert compiled.count("WARPGROUP.DEPBAR") == len(waits)
+
+
+def test_operands_are_loaded_by_tma_b_to_all_ctas_of_a_cluster(compiled):
+    plan = compiled.plan
+    # Into this CTA's shared memory, or into that of the cluster.
+    loads = re.findall(r"cp\.async\.bulk\.tensor\.(\d)d\.shared::(\w+)\.global", compiled.ptx)
+    multicast, alone = loads.count(("3", "cluster")), loads.count(("3", "cta"))
+    # An N-major B is boxes of 64 columns.
+    boxes = plan.tile_n // 64 if plan.problem.b_major is Major.n else plan.num_b_parts
+
+    assert loads.count(("2", "cta")) == 1
+    assert compiled.count("UTMALDG.2D") >= 1
+    assert (compiled.count("UTMALDG.3D.MULTICAST") > 0) == (plan.cluster_m == 2)
+    assert (multicast, alone) == ((boxes, 0) if plan.cluster_m == 2 else (0, boxes))
+
+
+def test_blocks_are_stored_as_the_plan_says(compiled):
+    plan = compiled.plan
+    blocks = plan.blocks_per_group * plan.groups_per_tile
+    dimensions = "3D" if plan.clip is Clip.ragged else "2D"
+
+    if plan.tuning.store is StoreMode.tma:
+        stored = blocks * plan.out_tile_n // 64
+        assert compiled.count("UTMASTG") == compiled.count(f"UTMASTG.{dimensions}") == stored
+        # Four matrices a store, 16 rows of 16 columns each, of both warpgroups alike.
+        assert compiled.count("STSM.16.M88.4") == plan.blocks_per_group * plan.out_tile_n // 16
+        assert compiled.count("STG.E.NA.128") == 0
+    else:
+        assert compiled.count("UTMASTG") == compiled.count("STSM") == 0
+        # 16 bytes a lane: 8 of its 32 columns in each of two rows.
+        assert compiled.count("STG.E.NA.128") == plan.blocks_per_group * plan.out_tile_n // 16
+
+
+def test_descriptors_are_patched_behind_a_drain_and_acquired_before_they_are_used(compiled):
+    patches = [match.start() for match in re.finditer(r"tensormap\.replace\S*\s", compiled.ptx)]
+
+    if compiled.plan.clip is Clip.per_group:
+        drained = compiled.ptx.rindex("cp.async.bulk.wait_group \t0", 0, patches[0])
+        released = compiled.ptx.index("fence.proxy.tensormap::generic.release.gpu", patches[-1])
+        acquired = compiled.ptx.index("fence.proxy.tensormap::generic.acquire.gpu", released)
+        used = compiled.ptx.index("cp.async.bulk.tensor.2d.global", patches[-1])
+        assert drained < patches[0] < released < acquired < used
+        # The extent along M, among what is written anew.
+        assert "tensormap.replace.tile.global_dim.global.b1024.b32" in compiled.ptx
+    else:
+        assert patches == []
+        assert "fence.proxy.tensormap" not in compiled.ptx
+
+
+def test_every_value_has_a_register(compiled):
+    machine = compiled.machine
+
+    assert ".local" not in compiled.ptx
+    assert [code for code in machine.opcodes if code.startswith(("LDL", "STL"))] == []
+    assert machine.frame_bytes == 0
+    assert machine.num_registers == LAUNCH_REGISTERS
+    # Warps that load give registers to those that multiply.
+    assert re.findall(r"setmaxnreg\.(\w+)\.sync\.aligned\.u32\s+(\d+)", compiled.ptx) == [
+        ("dec", "40"),
+        ("inc", "232"),
+    ]
+    assert 128 * (40 + 2 * 232) <= 65_536
+
+
+def test_nothing_is_read_through_the_read_only_path(compiled):
+    # Rows, flags and records may be written during the launch.
+    assert not re.search(r"\bld\.global\S*\.nc\b|\bldu\b|\btex\b", compiled.ptx)
+    assert not [code for code in compiled.machine.opcodes if "CONSTANT" in code]
+
+
+def test_hooks_are_compiled_out_where_nobody_waits_and_nobody_listens(compiled):
+    problem = compiled.plan.problem
+    # Behind the giving up of barriers nothing is loaded that a peer may write.
+    flags = re.findall(r"ld\.relaxed\.sys\.global", compiled.ptx)
+    told = re.findall(r"red\.relaxed\.(\w+)\.global\.add\.s32", compiled.ptx)
+
+    assert bool(flags) == (problem.wait is not None or problem.publish)
+    assert told == ["gpu"] * problem.publish
+    proxies = compiled.ptx.count("fence.proxy.async.global")
+    assert bool(proxies) == (problem.wait is not None or problem.publish)
+
+
+def test_rows_are_acquired_and_fenced_before_the_first_load_of_a_tile(compiled):
+    if compiled.plan.problem.wait is not None:
+        load = compiled.ptx.index("cp.async.bulk.tensor.2d.shared")
+        fence = compiled.ptx.rindex("fence.proxy.async.global", 0, load)
+        acquire = compiled.ptx.rindex("fence.acq_rel.sys", 0, fence)
+        poll = compiled.ptx.rindex("ld.relaxed.sys.global", 0, acquire)
+        assert poll < acquire < fence < load
+
+
+def test_rows_are_told_once_their_stores_have_completed_behind_a_release(compiled):
+    plan = compiled.plan
+    if plan.problem.publish:
+        told = compiled.ptx.index("red.relaxed.gpu.global.add.s32")
+        release = compiled.ptx.rindex("fence.acq_rel.gpu", 0, told)
+        if plan.tuning.store is StoreMode.tma:
+            fence = compiled.ptx.rindex("fence.proxy.async.global", 0, release)
+            done = [
+                match.start()
+                for match in re.finditer(r"cp\.async\.bulk\.wait_group\s+0", compiled.ptx)
+            ]
+            assert max(place for place in done if place < told) < fence < release < told
+        else:
+            joined = [match.start() for match in re.finditer(r"bar\.sync\s", compiled.ptx)]
+            assert max(place for place in joined if place < told) < release < told
+
+
+def test_every_wait_inside_a_cta_is_bounded(compiled):
+    ptx = compiled.ptx
+    tries = ptx.count("mbarrier.try_wait")
+
+    # Each wait is a first try and a loop that looks at the clock and traps beyond the limit.
+    assert tries == 2 * ptx.count("trap;")
+    assert "mbarrier.test_wait" not in ptx
+    looks = ptx.count("%globaltimer")
+    assert looks >= 2 * ptx.count("trap;")

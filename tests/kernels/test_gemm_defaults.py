@@ -1,0 +1,46 @@
+"""Which tuning a shape and a tile are given: all that are named can be planned."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilepipe.config.choices import Layout, StoreMode
+from tilepipe.kernels.gemm.choices import Consumers
+from tilepipe.kernels.gemm.defaults import DEFAULTS, default_tuning, tuning_of_tile
+from tilepipe.kernels.gemm.plan import GemmProblem, plan_gemm
+
+PROBLEM = GemmProblem(n=4096, k=7168, num_experts=32, layout=Layout.packed, group_align=128)
+
+
+@pytest.mark.parametrize("default", DEFAULTS, ids=lambda default: default.why)
+def test_every_default_can_be_planned(default):
+    plan = plan_gemm(PROBLEM, default.tuning, num_gemm_ctas=132, num_sms=132)
+
+    assert plan.num_stages >= 4
+
+
+@given(num_rows=st.integers(0, 10**6), num_filled=st.integers(0, 256), k=st.integers(8, 20_000))
+def test_every_shape_has_a_default_and_more_rows_never_a_smaller_tile(num_rows, num_filled, k):
+    fewer = default_tuning(num_rows=num_rows, num_filled_experts=num_filled, k=k)
+    more = default_tuning(num_rows=2 * num_rows, num_filled_experts=num_filled, k=k)
+
+    assert fewer.tile_m <= more.tile_m
+
+
+@pytest.mark.parametrize(
+    ("tile", "consumers"),
+    [
+        ((128, 256), Consumers.cooperative),
+        ((256, 128), Consumers.cooperative),
+        ((128, 192), Consumers.ping_pong),
+        ((128, 128), Consumers.ping_pong),
+        ((64, 256), Consumers.ping_pong),
+    ],
+)
+def test_a_tile_that_one_warpgroup_can_hold_goes_to_each_in_turn(tile, consumers):
+    tuning = tuning_of_tile(*tile)
+
+    assert (tuning.tile_m, tuning.tile_n) == tile
+    assert (tuning.consumers, tuning.store) == (consumers, StoreMode.tma)
+    assert tuning_of_tile(*tile, store=StoreMode.direct).store is StoreMode.direct
+    plan_gemm(PROBLEM, tuning, num_gemm_ctas=132, num_sms=132)

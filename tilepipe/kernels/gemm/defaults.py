@@ -1,0 +1,70 @@
+"""Which tuning the grouped GEMM takes for a shape: one small table.
+
+Knows nothing of CuTe and torch. The times are of `benchmarks/gemm_peers.py`, 32 experts with equal
+rows (H200, 2026-11). Clusters of two were never ahead: 17 to 24 % behind with 128 rows an expert,
+where one of two CTAs has no rows, 1 to 2 % with 1024.
+"""
+
+from dataclasses import dataclass
+
+from tilepipe.config.choices import StoreMode
+from tilepipe.kernels.gemm.choices import Consumers
+from tilepipe.kernels.gemm.plan import MAX_SUMS, GemmTuning
+
+__all__ = ["DEFAULTS", "Default", "default_tuning", "tuning_of_tile"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Default:
+    """The tuning of shapes with so many rows an expert that has any, or more, and so long a K."""
+
+    rows_per_expert: int
+    k: int
+    tuning: GemmTuning
+    why: str
+
+
+# The first that fits is taken.
+DEFAULTS = (
+    Default(
+        rows_per_expert=512,
+        k=4096,
+        tuning=GemmTuning(tile_m=128, tile_n=256),
+        why="most products a byte: 2402 us, the next 2433 (32 768 x 7168 x 4096)",
+    ),
+    Default(
+        rows_per_expert=512,
+        k=0,
+        tuning=GemmTuning(tile_m=128, tile_n=192, consumers=Consumers.ping_pong),
+        why="few K tiles, so that storing counts: 1219 us, the next 1224 (32 768 x 2048 x 7168)",
+    ),
+    Default(
+        rows_per_expert=0,
+        k=0,
+        tuning=GemmTuning(tile_m=128, tile_n=128, consumers=Consumers.ping_pong),
+        why="bound by reading weights, ends evenly: 486 us, the next 490 (4096 x 7168 x 4096)",
+    ),
+)
+
+
+def default_tuning(*, num_rows: int, num_filled_experts: int, k: int) -> GemmTuning:
+    """The tuning for `num_rows` rows of all experts that have any."""
+    mean = num_rows / max(num_filled_experts, 1)
+    for default in DEFAULTS:
+        if mean >= default.rows_per_expert and k >= default.k:
+            return default.tuning
+    raise AssertionError("the last default fits every shape")
+
+
+def tuning_of_tile(tile_m: int, tile_n: int, *, store: StoreMode | None = None) -> GemmTuning:
+    """The tuning of a tile that was chosen; `store` None: by TMA, which was faster everywhere.
+
+    Ping-pong wherever one warpgroup can hold the tile.
+    """
+    alone = tile_m * tile_n // 128 <= MAX_SUMS
+    return GemmTuning(
+        tile_m=tile_m,
+        tile_n=tile_n,
+        consumers=Consumers.ping_pong if alone else Consumers.cooperative,
+        store=store or StoreMode.tma,
+    )

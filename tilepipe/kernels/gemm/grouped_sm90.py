@@ -1,0 +1,880 @@
+"""Grouped GEMM on Hopper: persistent, warp-specialised, TMA loads, WGMMA, tiles handed out late.
+
+Knows nothing of who brings rows and who takes them away: hooks wait before a tile's first load and
+publish after its last store.
+
+Warps. Of the first warpgroup, which gives its registers away, warp 0 loads, warp 1 stores and
+publishes, warp 2 of each cluster's first CTA hands tiles out. Two more warpgroups multiply.
+
+Hand-out. A ticket stands for an output tile of a cluster. It is claimed when the loads of the tile
+before are almost all issued: earlier would tie tiles to CTAs that are still busy, later would leave
+the ring empty. The producer says when, by reading the record of the tile before only then. The last
+claim of a launch puts the queue back to 0, so that nothing has to be reset between launches.
+
+Clusters. A cluster takes M tiles of one expert side by side; every CTA loads half of the B tile and
+multicasts it. A stage is free once both CTAs have multiplied out of it. An odd last M tile leaves
+its neighbour a null tile: that CTA loads its half of B, multiplies and stores nothing. Nor does a
+warpgroup multiply blocks of 64 rows of which an expert has none: they are up to half of a tile.
+
+Rows. Each CTA's producer waits for the rows of its own M tile, acquires and fences for itself. B is
+loaded by the same warp, so a CTA whose rows are late holds up its neighbour too.
+
+Publishing costs the multiplying warps nothing: the store warp waits for its stores to complete,
+then releases, while they are in the next tile.
+
+A wait for rows that reaches its limit leaves a record and raises the abort word; the CTA goes on
+with rows that are not there, publishes nothing from then on, and no further tile is handed out.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+import cutlass.utils as utils
+from cutlass import BFloat16, Boolean, Float32, Int32, Int64
+from cutlass.cute.nvgpu import cpasync, warpgroup
+from cutlass.memory import SmemAllocator
+
+from tilepipe.config.choices import Granularity, StoreMode
+from tilepipe.fabric.table import Role, Slot, Word
+from tilepipe.kernels.gemm.barriers import (
+    Item,
+    Named,
+    arrive,
+    arrive_named,
+    await_phase,
+    hand_word,
+    meet_named,
+)
+from tilepipe.kernels.gemm.choices import Clip, Epilogue
+from tilepipe.kernels.gemm.epilogue import packed_words, stage_words, store_words_directly
+from tilepipe.kernels.gemm.operands import atoms, global_tensors, make_tiled_mma, smem_layouts
+from tilepipe.kernels.gemm.plan import (
+    BLOCK_M,
+    DESCRIPTOR_BYTES,
+    NUM_CONSUMERS,
+    STAGED_COLUMNS,
+    STAGING_BUFFERS,
+    TILE_K,
+    KernelPlan,
+)
+from tilepipe.kernels.gemm.tiles import RECORD_WORDS, TileWord, place_of_ticket
+from tilepipe.kernels.memory import LANES, address, buffer, element, word
+from tilepipe.kernels.semaphore import (
+    Scope,
+    add_relaxed,
+    claim,
+    load_relaxed,
+    release_bulk_fence,
+    release_fence,
+    set_relaxed,
+    wait_at_least,
+)
+from tilepipe.kernels.watchdog import abort_word, give_up
+
+__all__ = ["NUM_THREADS", "gemm_entry"]
+
+WARPS_OF_GROUP = 4
+THREADS_OF_GROUP = WARPS_OF_GROUP * LANES
+NUM_THREADS = THREADS_OF_GROUP * (1 + NUM_CONSUMERS)
+LOAD_WARP, STORE_WARP, HAND_OUT_WARP = 0, 1, 2
+# Records that are known at a time: the tile that is multiplied and the one that is loaded.
+HANDED = 2
+# Registers of a thread, in units of 8: (40 + 2 x 232) x 128 = 64 512 of 65 536.
+LOAD_REGISTERS, CONSUMER_REGISTERS = 40, 232
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a thread is, and what every role needs."""
+
+    plan: KernelPlan
+    table: Any
+    rank: Any
+    num_ranks: int
+    limit_ns: Any
+    warp: Any  # of the CTA
+    lane: Any
+    cta: Any  # in the cluster
+
+    def wait(self, barrier: Any, phase: Any, item: Item) -> None:
+        await_phase(barrier, phase, item, self.table, self.rank, self.num_ranks, self.limit_ns)
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """Shared memory of a CTA."""
+
+    a: Any  # (tile_m, TILE_K, stages)
+    b: Any  # (tile_n, TILE_K, stages)
+    d: Any  # (64, 64, warpgroup x buffers), with StoreMode.tma
+    full: Any  # barriers of stages
+    empty: Any
+    handed: Any  # barriers of records
+    taken: Any
+    records: Any
+
+
+@dataclass(frozen=True)
+class _Operands:
+    """Global tensors as TMA sees them, with their atoms."""
+
+    tma_a: Any
+    a: Any
+    tma_b: Any
+    b: Any
+    tma_d: Any
+    d: Any
+    d_address: Any
+    plain_d: Any  # (rows, out_n): what a descriptor of a group is patched from
+    scale: Any
+    workspace: Any
+
+
+# ---- records of tiles, as their readers see them
+
+
+@cute.jit
+def _read_record(place: cutlass.Constexpr, shared: cutlass.Constexpr, count: Int32):
+    """Wait for the record of the count-th tile of this CTA and read it, for this CTA's own rows."""
+    plan = place.plan
+    slot = count % HANDED
+    place.wait(shared.handed + slot, count // HANDED % 2, Item.handed)
+    if cutlass.const_expr(plan.cluster_m > 1):
+        cute.arch.fence_acq_rel_cluster()
+    record = cute.make_tensor(shared.records + slot * RECORD_WORDS, cute.make_layout(RECORD_WORDS))
+    above = place.cta * plan.tile_m
+    valid = record[int(TileWord.valid)]
+    return (
+        valid >= 0,
+        record[int(TileWord.first_row)] + above,
+        cutlass.min(valid - above, plan.tile_m),
+        record[int(TileWord.expert)],
+        record[int(TileWord.n_tile)],
+        record[int(TileWord.m_tile)] + place.cta,
+        record[int(TileWord.group_end)],
+    )
+
+
+@cute.jit
+def _take_record(place: cutlass.Constexpr, shared: cutlass.Constexpr, count: Int32):
+    """Tell the scheduler, in the first CTA, that this warp has read the record."""
+    cute.arch.sync_warp()
+    if place.lane == 0:
+        arrive(shared.taken + count % HANDED, Int32(0), place.plan.cluster_m > 1)
+
+
+# ---- role: hand tiles out
+
+
+@cute.jit
+def _hand_out(place: cutlass.Constexpr, shared: cutlass.Constexpr, num_clusters: Int32):
+    """Claim ticket after ticket and hand the records over, a last one that says there are none."""
+    plan = place.plan
+    words = address(place.table, place.rank, Slot.words)
+    tiles = buffer(address(place.table, place.rank, Slot.gemm_tiles), Int32)
+    num_tickets = buffer(words, Int32)[int(Word.num_gemm_tiles)] * plan.num_n_tiles
+    count = Int32(0)
+    more = Boolean(True)
+    while more:
+        if count > 0:
+            place.wait(shared.taken + count % HANDED, (count - 1) // HANDED % 2, Item.taken)
+        ticket = Int32(0)
+        if place.lane == 0:
+            ticket = claim(word(words, Word.gemm_queue), Int32(1), Scope.gpu)
+        ticket = cute.arch.shuffle_sync(ticket, 0)
+        more = ticket < num_tickets
+        if ticket == num_tickets + num_clusters - 1:
+            # Every cluster's last claim but this one has been made.
+            if place.lane == 0:
+                set_relaxed(word(words, Word.gemm_queue), Int32(0), Scope.gpu)
+        if cutlass.const_expr(plan.problem.wait is not None):
+            more = more and cute.arch.vote_all_sync(abort_word(place.table, place.rank) == 0)
+        own = Int32(-1)  # the word of this lane; as `valid` it says that no tile is left
+        if more:
+            at = ticket // plan.num_n_tiles * RECORD_WORDS
+            there = place_of_ticket(
+                ticket,
+                tiles[at + int(TileWord.group_place)],
+                tiles[at + int(TileWord.group_size)],
+                num_n_tiles=plan.num_n_tiles,
+                num_chunks=plan.num_chunks,
+            )
+            own = tiles[there.cluster_tile * RECORD_WORDS + place.lane % RECORD_WORDS]
+            if place.lane % RECORD_WORDS == int(TileWord.n_tile):
+                own = there.n_tile
+        slot = count % HANDED
+        hand_word(shared.records + slot * RECORD_WORDS, place.lane, own, plan.cluster_m)
+        if place.lane < plan.cluster_m:
+            arrive(shared.handed + slot, place.lane, plan.cluster_m > 1)
+        count += 1
+
+
+# ---- role: load
+
+
+@cute.jit
+def _wait_for_rows(
+    place: cutlass.Constexpr, first_row: Int32, valid: Int32, expert: Int32, m_tile: Int32
+):
+    """Return once the rows of a tile are here, or the launch is given up.
+
+    Every lane waits and fences for itself: which one issues the loads is the hardware's choice.
+    """
+    table, rank, plan = place.table, place.rank, place.plan
+    abort = element(address(table, rank, Slot.abort), Int32(0), Int32)
+    words = buffer(address(table, rank, Slot.words), Int32)
+    epoch = words[int(Word.epoch)]
+    if cutlass.const_expr(plan.problem.wait is Granularity.token):
+        flags = address(table, rank, Slot.row_flag)
+        # Rows come from peers or this GPU, by bulk copies or stores: scope sys, read by TMA.
+        for row in cutlass.range(first_row + place.lane, first_row + valid, LANES, unroll=1):
+            flag = element(flags, row, Int32)
+            came = wait_at_least(flag, epoch, abort, place.limit_ns, Scope.sys, True)
+            if not came:
+                seen = load_relaxed(flag, Int32, Scope.sys)
+                give_up(
+                    *(table, rank, place.num_ranks, Role.gemm_receive_row),
+                    *(row, expert, epoch, epoch, seen),
+                )
+        cute.arch.sync_warp()
+        cute.arch.fence_proxy("async.global")
+    else:
+        by_expert = plan.problem.wait is Granularity.expert
+        counter = expert if by_expert else m_tile
+        expected = buffer(address(table, rank, Slot.ready_expected), Int32)[counter]
+        ready = element(address(table, rank, Slot.ready), counter, Int32)
+        # Rows come from peers or this GPU, by bulk copies or stores: scope sys, read by TMA.
+        came = wait_at_least(ready, expected, abort, place.limit_ns, Scope.sys, True)
+        if not came and place.lane == 0:
+            seen = load_relaxed(ready, Int32, Scope.sys)
+            give_up(
+                *(table, rank, place.num_ranks, Role.gemm_receive),
+                *(counter, expert, epoch, expected, seen),
+            )
+        cute.arch.sync_warp()
+
+
+@cute.jit
+def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass.Constexpr):
+    """Fill stage after stage with the operands of every tile of this CTA."""
+    plan = place.plan
+    parts, stages = plan.num_b_parts, plan.num_stages
+    part_n = plan.tile_n // parts
+    concatenated = plan.problem.epilogue is Epilogue.swiglu_concatenated
+    a_bytes, b_bytes = (rows * TILE_K * 2 for rows in (plan.tile_m, plan.tile_n))
+    mask = cutlass.Int16((1 << plan.cluster_m) - 1)
+    count, stage, phase = Int32(0), Int32(0), Int32(1)
+    more = Boolean(True)
+    while more:
+        more, first_row, valid, expert, n_tile, m_tile, _ = _read_record(place, shared, count)
+        if more:
+            if cutlass.const_expr(plan.problem.wait is not None):
+                if valid > 0:
+                    _wait_for_rows(place, first_row, valid, expert, m_tile)
+            to_a, from_a = _partition(
+                operands.tma_a,
+                shared.a,
+                cute.local_tile(
+                    cute.domain_offset((first_row, 0), operands.a),
+                    (plan.tile_m, TILE_K),
+                    (0, None),
+                ),
+            )
+            pairs = []
+            for part in cutlass.range_constexpr(parts):
+                # Part 0 is gate and 1 is up; of a tile without them they are its two halves.
+                column = n_tile * plan.tile_n + part * part_n
+                if cutlass.const_expr(concatenated):
+                    column = n_tile * part_n + part * (plan.problem.n // 2)
+                rows = cute.local_tile(
+                    cute.domain_offset((column, 0), operands.b[None, None, expert]),
+                    (part_n, TILE_K),
+                    (0, None),
+                )
+                pairs.append(_partition(operands.tma_b, _part_of(shared.b, part, plan), rows))
+            for k in cutlass.range(plan.num_k_tiles, unroll=1):
+                if k == plan.claim_at:
+                    _take_record(place, shared, count + 1)  # of the tile before
+                place.wait(shared.empty + stage, phase, Item.empty)
+                barrier = shared.full + stage
+                if place.lane == 0:
+                    expected = Int32(a_bytes + b_bytes) if valid > 0 else Int32(b_bytes)
+                    cute.arch.mbarrier_arrive_and_expect_tx(barrier, expected)
+                cute.arch.sync_warp()
+                if valid > 0:
+                    cute.copy(
+                        operands.tma_a, from_a[None, k], to_a[None, stage], tma_bar_ptr=barrier
+                    )
+                for part in cutlass.range_constexpr(parts):
+                    to_b, from_b = pairs[part]
+                    if cutlass.const_expr(plan.cluster_m == 1):
+                        cute.copy(
+                            operands.tma_b, from_b[None, k], to_b[None, stage], tma_bar_ptr=barrier
+                        )
+                    elif place.cta == part:
+                        cute.copy(
+                            *(operands.tma_b, from_b[None, k], to_b[None, stage]),
+                            tma_bar_ptr=barrier,
+                            mcast_mask=mask,
+                        )
+                stage += 1
+                if stage == stages:
+                    stage, phase = Int32(0), phase ^ 1
+        count += 1
+
+
+def _partition(atom: cute.CopyAtom, shared: cute.Tensor, tile: cute.Tensor):
+    """Shared and global side of a copy of one tile; modes behind the first two stay."""
+    return cpasync.tma_partition(
+        atom,
+        0,
+        cute.make_layout(1),
+        cute.group_modes(shared, 0, 2),
+        cute.group_modes(tile, 0, 2),
+    )
+
+
+def _part_of(b: cute.Tensor, part: int, plan: KernelPlan) -> cute.Tensor:
+    """A piece of the B tile along N: whole swizzle atoms, one piece behind the other."""
+    rows = plan.tile_n // plan.num_b_parts
+    return cute.local_tile(b, (rows, TILE_K, plan.num_stages), (part, 0, 0))
+
+
+# ---- role: multiply
+
+
+def _multiply_block(
+    tiled_mma: cute.TiledMma, sums: cute.Tensor, fragments, i: int, step: int, stage: Int32
+) -> None:
+    """Start one K step of the warpgroup's i-th block of a tile."""
+    frag_a, frag_b = fragments
+    of_block = cute.append_ones(sums[None, i, 0], up_to_rank=3)
+    a = cute.append_ones(frag_a[None, i, step, stage], up_to_rank=2)
+    b = cute.append_ones(frag_b[None, 0, step, stage], up_to_rank=2)
+    cute.gemm(tiled_mma, of_block, a, b, of_block)
+
+
+@cute.jit
+def _multiply_tile(
+    place: cutlass.Constexpr,
+    shared: cutlass.Constexpr,
+    sums: cute.Tensor,
+    fragments: cutlass.Constexpr,
+    num_blocks: cutlass.Constexpr,
+    first_stage: Int32,
+    first_phase: Int32,
+):
+    """Multiply all K tiles of the warpgroup's first blocks of a tile; every stage is given back one
+    K tile late, once read."""
+    plan = place.plan
+    frag_a, _ = fragments
+    # Of its own: what is set in one branch is no value of another.
+    tiled_mma = make_tiled_mma(plan)
+    stage, phase, last = first_stage, first_phase, first_stage
+    tiled_mma.set(warpgroup.Field.ACCUMULATE, False)
+    place.wait(shared.full + stage, phase, Item.full)
+    warpgroup.fence()
+    for step in cutlass.range_constexpr(cute.size(frag_a, mode=[2])):
+        for i in cutlass.range_constexpr(num_blocks):
+            _multiply_block(tiled_mma, sums, fragments, i, step, stage)
+        tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
+    warpgroup.commit_group()
+    for _ in cutlass.range(plan.num_k_tiles - 1, unroll=1):
+        last = stage
+        stage += 1
+        if stage == plan.num_stages:
+            stage, phase = Int32(0), phase ^ 1
+        place.wait(shared.full + stage, phase, Item.full)
+        warpgroup.fence()
+        for step in cutlass.range_constexpr(cute.size(frag_a, mode=[2])):
+            for i in cutlass.range_constexpr(num_blocks):
+                _multiply_block(tiled_mma, sums, fragments, i, step, stage)
+        warpgroup.commit_group()
+        warpgroup.wait_group(1)
+        _give_back(place, shared, last)
+    warpgroup.wait_group(0)
+    _give_back(place, shared, stage)
+
+
+@cute.jit
+def _pass_tile(
+    place: cutlass.Constexpr, shared: cutlass.Constexpr, first_stage: Int32, first_phase: Int32
+):
+    """Give back the stages of a tile of which this warpgroup has no row."""
+    plan = place.plan
+    stage, phase = first_stage, first_phase
+    for _ in cutlass.range(plan.num_k_tiles, unroll=1):
+        place.wait(shared.full + stage, phase, Item.full)
+        _give_back(place, shared, stage)
+        stage += 1
+        if stage == plan.num_stages:
+            stage, phase = Int32(0), phase ^ 1
+
+
+@cute.jit
+def _give_back(place: cutlass.Constexpr, shared: cutlass.Constexpr, stage: Int32):
+    """Tell the producers of all CTAs that fill this stage that this warp has read it."""
+    cluster_m = place.plan.cluster_m
+    cute.arch.sync_warp()
+    if place.lane < cluster_m:
+        arrive(shared.empty + stage, place.lane, cluster_m > 1)
+
+
+@cute.jit
+def _emit_tile(
+    place: cutlass.Constexpr,
+    shared: cutlass.Constexpr,
+    operands: cutlass.Constexpr,
+    sums: cute.Tensor,
+    group: Int32,  # warpgroup
+    first_row: Int32,
+    valid: Int32,
+    n_tile: Int32,
+):
+    """Turn the sums of this warpgroup into bf16 and stage or store them, block by block."""
+    plan = place.plan
+    epilogue = plan.problem.epilogue
+    warp = place.warp % WARPS_OF_GROUP
+    per_block = plan.tile_n // 2  # sums of a thread: two row halves of two columns in eight
+    for i in cutlass.range_constexpr(plan.blocks_per_group):
+        block = i * plan.groups_per_tile
+        if cutlass.const_expr(plan.groups_per_tile > 1):
+            block = block + group
+        num_rows = valid - block * BLOCK_M
+        if num_rows > 0:
+            of_block = cute.make_tensor(sums.iterator + i * per_block, cute.make_layout(per_block))
+            row = first_row + block * BLOCK_M
+            scales = None
+            if cutlass.const_expr(epilogue is Epilogue.row_scale):
+                scales = _scales(operands.scale, row, num_rows, warp, place.lane)
+            width = STAGED_COLUMNS if plan.tuning.store is StoreMode.tma else STAGED_COLUMNS // 2
+            for part in cutlass.range_constexpr(plan.out_tile_n // width):
+                words = packed_words(
+                    *(of_block, part * width // 8, width // 8, plan.tile_n // 8),
+                    *(scales, place.lane, epilogue),
+                )
+                if cutlass.const_expr(plan.tuning.store is StoreMode.tma):
+                    buffer_idx = group * STAGING_BUFFERS + _turn(plan, i, part)
+                    meet_named(int(Named.read) + buffer_idx)
+                    stage_words(words, _block_address(shared.d, buffer_idx), warp, place.lane)
+                    cute.arch.fence_proxy("async.shared", space="cta")
+                    arrive_named(int(Named.written) + buffer_idx)
+                else:
+                    column = n_tile * plan.out_tile_n + part * width
+                    store_words_directly(
+                        words,
+                        operands.d_address + (Int64(row) * plan.d_pitch + Int64(column)) * 2,
+                        plan.d_pitch * 2,
+                        num_rows,
+                        plan.out_n - column,
+                        warp,
+                        place.lane,
+                    )
+
+
+@cute.jit
+def _scales(scale: cute.Pointer, row: Int32, num_rows: Int32, warp: Int32, lane: Int32):
+    """Factors of the two rows of a block that this lane holds; rows that do not exist have none."""
+    scales = cute.make_tensor(scale, cute.make_layout(1 << 30))
+    pair = cute.make_rmem_tensor(cute.make_layout(2), Float32)
+    for half in cutlass.range_constexpr(2):
+        within = warp * 16 + lane // 4 + 8 * half
+        pair[half] = Float32(0.0)
+        if within < num_rows:
+            pair[half] = scales[row + within]
+    return pair
+
+
+def _turn(plan: KernelPlan, i: int, part: int) -> int:
+    """Which buffer of its warpgroup takes a part of block i.
+
+    Buffers take turns through all blocks of a tile: a store gives its buffer back only once the
+    next one has started, so the next one must not need it.
+    """
+    return (i * (plan.out_tile_n // STAGED_COLUMNS) + part) % STAGING_BUFFERS
+
+
+def _block_address(d: cute.Tensor, buffer_idx: Int32) -> Int32:
+    return Int32(d.iterator.toint()) + buffer_idx * (BLOCK_M * STAGED_COLUMNS * 2)
+
+
+@cute.jit
+def _multiply(
+    place: cutlass.Constexpr,
+    shared: cutlass.Constexpr,
+    operands: cutlass.Constexpr,
+    tiled_mma: cute.TiledMma,
+    group: Int32,  # warpgroup, 0 or 1
+):
+    """Multiply the tiles of this CTA, or every second one, and hand each on."""
+    plan = place.plan
+    slice_mma = tiled_mma.get_slice(
+        cute.make_layout(plan.groups_per_tile, stride=THREADS_OF_GROUP)(
+            group if plan.groups_per_tile > 1 else 0
+        )
+    )
+    frag_a = tiled_mma.make_fragment_A(slice_mma.partition_A(shared.a))
+    frag_b = tiled_mma.make_fragment_B(slice_mma.partition_B(shared.b))
+    sums = cute.make_rmem_tensor(slice_mma.partition_shape_C((plan.tile_m, plan.tile_n)), Float32)
+    count, stage, phase = Int32(0), Int32(0), Int32(0)
+    if cutlass.const_expr(plan.is_ping_pong):
+        if group == 1:
+            arrive_named(int(Named.turn), 2 * THREADS_OF_GROUP)
+    more = Boolean(True)
+    while more:
+        more, first_row, valid, _, n_tile, _, _ = _read_record(place, shared, count)
+        if more:
+            _take_record(place, shared, count)
+            mine = Boolean(True)
+            if cutlass.const_expr(plan.is_ping_pong):
+                mine = count % 2 == group
+            if mine:
+                if cutlass.const_expr(plan.is_ping_pong):
+                    # Phases tell odd from even: only behind the other group's last wait is a
+                    # phase of this tile's the next one.
+                    meet_named(int(Named.turn) + group, 2 * THREADS_OF_GROUP)
+                own_rows = valid
+                if cutlass.const_expr(plan.groups_per_tile > 1):
+                    own_rows = valid - group * BLOCK_M
+                # Blocks without rows are not multiplied: the tensor cores are the other tiles'.
+                apart = BLOCK_M * plan.groups_per_tile
+                for i in cutlass.range_constexpr(plan.blocks_per_group):
+                    here = own_rows > i * apart
+                    if cutlass.const_expr(i + 1 < plan.blocks_per_group):
+                        here = here and own_rows <= (i + 1) * apart
+                    if here:
+                        _multiply_tile(
+                            *(place, shared, sums, (frag_a, frag_b)),
+                            *(i + 1, stage, phase),
+                        )
+                if own_rows <= 0:
+                    _pass_tile(place, shared, stage, phase)
+                if cutlass.const_expr(plan.is_ping_pong):
+                    arrive_named(int(Named.turn) + 1 - group, 2 * THREADS_OF_GROUP)
+                _emit_tile(place, shared, operands, sums, group, first_row, valid, n_tile)
+                if cutlass.const_expr(plan.problem.publish and plan.clip is None):
+                    if valid > 0:
+                        arrive_named(int(Named.written) + group * STAGING_BUFFERS)
+            ahead = stage + plan.num_k_tiles
+            stage = ahead % plan.num_stages
+            phase = phase ^ (ahead // plan.num_stages % 2)
+        count += 1
+
+
+# ---- role: store and publish
+
+
+@cute.jit
+def _patch_descriptor(operands: cutlass.Constexpr, descriptor: cute.Pointer, group_end: Int32):
+    """End the CTA's own output descriptor with the rows of an expert. Called by the store warp,
+    which alone uses it."""
+    # Drain: no store may still read what is about to change.
+    cute.arch.cp_async_bulk_wait_group(0, read=False)
+    cute.arch.sync_warp()
+    rows = cute.make_tensor(
+        operands.plain_d.iterator,
+        cute.make_layout((group_end, operands.plain_d.shape[1]), stride=operands.plain_d.stride),
+    )
+    cpasync.update_tma_descriptor(operands.tma_d, rows, descriptor)
+    cute.arch.sync_warp()
+    cpasync.fence_tma_desc_release()
+    cpasync.fence_tma_desc_acquire(descriptor)
+
+
+@cute.jit
+def _store_block(
+    place: cutlass.Constexpr,
+    shared: cutlass.Constexpr,
+    operands: cutlass.Constexpr,
+    descriptor: cutlass.Constexpr,
+    buffer_idx: Int32,
+    row: Int32,
+    num_rows: Int32,
+    column: Int32,
+):
+    """Start storing a staged block, as many of its rows as exist where the descriptor clips."""
+    plan = place.plan
+    out = operands.d
+    if cutlass.const_expr(plan.clip is Clip.ragged):
+        # Dimension 0 has one block's rows and ends with it; the base lies one block lower.
+        there = cutlass.min(num_rows, BLOCK_M)
+        out = cute.domain_offset((BLOCK_M - there, column), out[None, None, row + there])
+    else:
+        out = cute.domain_offset((row, column), out)
+    from_s, to_g = _partition(
+        operands.tma_d, shared.d, cute.local_tile(out, (BLOCK_M, STAGED_COLUMNS), (0, 0))
+    )
+    if cutlass.const_expr(plan.clip is Clip.per_group):
+        generic = _descriptor_pointer(Int64(descriptor.toint()), cute.AddressSpace.generic)
+        cute.copy(operands.tma_d, from_s[None, buffer_idx], to_g, tma_desc_ptr=generic)
+    else:
+        cute.copy(operands.tma_d, from_s[None, buffer_idx], to_g)
+    cute.arch.cp_async_bulk_commit_group()
+
+
+@cute.jit
+def _store(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass.Constexpr):
+    """Store what consumers stage, and tell of every tile once it lies in memory."""
+    plan = place.plan
+    by_tma = plan.tuning.store is StoreMode.tma
+    descriptor = None
+    if cutlass.const_expr(plan.clip is Clip.per_group):
+        cta, _, _ = cute.arch.block_idx()
+        at = operands.workspace + Int64(cta) * DESCRIPTOR_BYTES
+        descriptor = _descriptor_pointer(at)
+        if place.lane == 0:
+            cpasync.copy_tensormap(operands.tma_d, descriptor)
+        cute.arch.sync_warp()
+    if cutlass.const_expr(by_tma):
+        for i in cutlass.range_constexpr(NUM_CONSUMERS * STAGING_BUFFERS):
+            arrive_named(int(Named.read) + i)
+    known_end = Int32(-1)
+    count = Int32(0)
+    more = Boolean(True)
+    while more:
+        more, first_row, valid, _, n_tile, m_tile, group_end = _read_record(place, shared, count)
+        if more:
+            _take_record(place, shared, count)
+            if valid > 0:
+                if cutlass.const_expr(plan.clip is Clip.per_group):
+                    if group_end != known_end:
+                        _patch_descriptor(operands, descriptor, group_end)
+                        known_end = group_end
+                if cutlass.const_expr(by_tma):
+                    _store_tile(
+                        *(place, shared, operands, descriptor),
+                        *(count, first_row, valid, n_tile),
+                    )
+                elif cutlass.const_expr(plan.is_ping_pong):
+                    meet_named(int(Named.written) + count % 2 * STAGING_BUFFERS)
+                else:
+                    for group in cutlass.range_constexpr(NUM_CONSUMERS):
+                        meet_named(int(Named.written) + group * STAGING_BUFFERS)
+                if cutlass.const_expr(plan.problem.publish):
+                    _publish(place, valid, n_tile, m_tile)
+        count += 1
+    if cutlass.const_expr(by_tma):
+        cute.arch.cp_async_bulk_wait_group(0, read=False)
+
+
+@cute.jit
+def _store_tile(
+    place: cutlass.Constexpr,
+    shared: cutlass.Constexpr,
+    operands: cutlass.Constexpr,
+    descriptor: cutlass.Constexpr,
+    count: Int32,
+    first_row: Int32,
+    valid: Int32,
+    n_tile: Int32,
+):
+    """Store the blocks of a tile in the order in which its warpgroups stage them."""
+    plan = place.plan
+    pending = Int32(-1)  # buffer that a store may still read
+    for i in cutlass.range_constexpr(plan.blocks_per_group):
+        for part in cutlass.range_constexpr(plan.out_tile_n // STAGED_COLUMNS):
+            for member in cutlass.range_constexpr(plan.groups_per_tile):
+                group = count % 2 if plan.is_ping_pong else Int32(member)
+                block = i * plan.groups_per_tile + member
+                num_rows = valid - block * BLOCK_M
+                if num_rows > 0:
+                    buffer_idx = group * STAGING_BUFFERS + _turn(plan, i, part)
+                    meet_named(int(Named.written) + buffer_idx)
+                    _store_block(
+                        *(place, shared, operands, descriptor, buffer_idx),
+                        first_row + block * BLOCK_M,
+                        num_rows,
+                        n_tile * plan.out_tile_n + part * STAGED_COLUMNS,
+                    )
+                    if pending >= 0:
+                        # All but the store just started have read their buffers.
+                        cute.arch.cp_async_bulk_wait_group(1, read=True)
+                        arrive_named(int(Named.read) + pending)
+                    pending = buffer_idx
+    cute.arch.cp_async_bulk_wait_group(0, read=True)
+    arrive_named(int(Named.read) + pending)
+
+
+@cute.jit
+def _publish(place: cutlass.Constexpr, valid: Int32, n_tile: Int32, m_tile: Int32):
+    """Add the rows of a tile to the counter of its M tile and chunk, once they lie in memory.
+
+    Read on this GPU: scope gpu. By TMA the elected lane, which has issued the stores, publishes;
+    with direct stores any lane may, the barrier having joined all threads that stored.
+    """
+    plan = place.plan
+    chunk = n_tile * plan.num_chunks // plan.num_n_tiles
+    stored = element(
+        address(place.table, place.rank, Slot.tile_stored),
+        m_tile * plan.num_chunks + chunk,
+        Int32,
+    )
+    if cutlass.const_expr(plan.tuning.store is StoreMode.tma):
+        cute.arch.cp_async_bulk_wait_group(0, read=False)
+    alive = abort_word(place.table, place.rank) == 0
+    if cute.arch.vote_all_sync(alive):
+        with cute.arch.elect_one():
+            if cutlass.const_expr(plan.tuning.store is StoreMode.tma):
+                release_bulk_fence(Scope.gpu)
+            else:
+                release_fence(Scope.gpu)
+            add_relaxed(stored, valid, Scope.gpu)
+
+
+def _descriptor_pointer(at: Int64, space=cute.AddressSpace.gmem) -> cute.Pointer:
+    """A descriptor slot of the workspace."""
+    slot = cute.make_ptr(Int64, at, cute.AddressSpace.gmem, assumed_align=DESCRIPTOR_BYTES)
+    manager = utils.TensorMapManager(utils.TensorMapUpdateMode.GMEM, DESCRIPTOR_BYTES)
+    return manager.get_tensormap_ptr(slot, space)
+
+
+# ---- the kernel and its host function
+
+
+@cute.jit
+def _init_barriers(shared: cutlass.Constexpr, plan: cutlass.Constexpr, thread: Int32):
+    """Set up all barriers of a CTA; nobody may use them before `_meet_all`."""
+    cluster_m = plan.cluster_m
+    if thread == 0:
+        for i in cutlass.range_constexpr(plan.num_stages):
+            cute.arch.mbarrier_init(shared.full + i, 1)
+            # Every warp that multiplies out of a stage, of every CTA that it is filled for.
+            cute.arch.mbarrier_init(
+                shared.empty + i, WARPS_OF_GROUP * plan.groups_per_tile * cluster_m
+            )
+        readers = NUM_CONSUMERS * WARPS_OF_GROUP + 1 + plan.uses_store_warp
+        for i in cutlass.range_constexpr(HANDED):
+            cute.arch.mbarrier_init(shared.handed + i, 1)
+            cute.arch.mbarrier_init(shared.taken + i, readers * cluster_m)
+        cute.arch.mbarrier_init_fence()
+
+
+@cute.jit
+def _meet_all(cluster_m: cutlass.Constexpr):
+    """Wait for all threads of the cluster."""
+    if cutlass.const_expr(cluster_m > 1):
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+    else:
+        cute.arch.sync_threads()
+
+
+def _allocate(plan: KernelPlan, layouts) -> _Shared:
+    memory = SmemAllocator()
+    layout_a, layout_b, layout_d = layouts
+    a, b = (
+        memory.allocate_tensor(BFloat16, layout.outer, byte_alignment=1024, swizzle=layout.inner)
+        for layout in (layout_a, layout_b)
+    )
+    d = None
+    if plan.tuning.store is StoreMode.tma:
+        # Four warps of 16 rows write a block, two warpgroups into two buffers each.
+        assert WARPS_OF_GROUP * 16 == BLOCK_M, "rows that the epilogue's threads write"
+        assert cute.cosize(layout_d) * 2 == plan.staging_bytes, "staging of another size"
+        d = memory.allocate_tensor(
+            BFloat16, layout_d.outer, byte_alignment=1024, swizzle=layout_d.inner
+        )
+    barriers = memory.allocate_array(Int64, 2 * plan.num_stages + 2 * HANDED, byte_alignment=16)
+    records = memory.allocate_array(Int32, RECORD_WORDS * HANDED, byte_alignment=16)
+    return _Shared(
+        a=a,
+        b=b,
+        d=d,
+        full=barriers,
+        empty=barriers + plan.num_stages,
+        handed=barriers + 2 * plan.num_stages,
+        taken=barriers + (2 * plan.num_stages + HANDED),
+        records=records,
+    )
+
+
+def gemm_entry(plan: KernelPlan, *, num_ranks: int = 1) -> Any:
+    """Host function of the grouped GEMM of one rank."""
+
+    @cute.kernel
+    def kernel(
+        table: cute.Pointer,
+        rank: Int32,
+        limit_ns: Int64,
+        num_clusters: Int32,
+        tma_a: cute.CopyAtom,
+        m_a: cute.Tensor,
+        tma_b: cute.CopyAtom,
+        m_b: cute.Tensor,
+        tma_d: cute.CopyAtom,
+        m_d: cute.Tensor,
+        plain_d: cute.Tensor,
+        scale: cute.Pointer,
+        workspace: Int64,
+        tiled_mma: cute.TiledMma,
+        layout_a: cute.ComposedLayout,
+        layout_b: cute.ComposedLayout,
+        layout_d: cute.ComposedLayout,
+    ):
+        thread, _, _ = cute.arch.thread_idx()
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        cta = Int32(0)
+        if cutlass.const_expr(plan.cluster_m > 1):
+            cta = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+        if warp == LOAD_WARP:
+            cpasync.prefetch_descriptor(tma_a)
+            cpasync.prefetch_descriptor(tma_b)
+        shared = _allocate(plan, (layout_a, layout_b, layout_d))
+        place = _Place(plan, table, rank, num_ranks, limit_ns, warp, cute.arch.lane_idx(), cta)
+        operands = _Operands(
+            *(tma_a, m_a, tma_b, m_b, tma_d, m_d),
+            *(Int64(plain_d.iterator.toint()), plain_d, scale, workspace),
+        )
+        _init_barriers(shared, plan, thread)
+        _meet_all(plan.cluster_m)
+        if warp < WARPS_OF_GROUP:
+            cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
+            if warp == LOAD_WARP:
+                _load(place, shared, operands)
+            if cutlass.const_expr(plan.uses_store_warp):
+                if warp == STORE_WARP:
+                    # The record before the first tile has been read: all but the producer say so.
+                    _take_record(place, shared, Int32(1))
+                    _store(place, shared, operands)
+            if warp == HAND_OUT_WARP and cta == 0:
+                _hand_out(place, shared, num_clusters)
+        else:
+            cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
+            _take_record(place, shared, Int32(1))
+            _multiply(place, shared, operands, tiled_mma, warp // WARPS_OF_GROUP - 1)
+        if cutlass.const_expr(plan.cluster_m > 1):
+            # The neighbour may still arrive at barriers of this CTA.
+            _meet_all(plan.cluster_m)
+
+    @cute.jit
+    def host(
+        table: cute.Pointer,
+        rank: Int32,
+        a: cute.Pointer,  # (rows, k)
+        b: cute.Pointer,  # (experts, n, k), or (experts, k, n) with b_major=n
+        d: cute.Pointer,  # (rows, out_n)
+        scale: cute.Pointer,  # (rows,) float32; not read but by Epilogue.row_scale
+        workspace: cute.Pointer,
+        rows: Int32,  # that A and D have room for
+        limit_ns: Int64,  # of one wait
+        stream: cuda.CUstream,
+    ):
+        m_a, m_b, plain_d, m_d = global_tensors(plan, a, b, d, rows)
+        layouts = smem_layouts(plan)
+        (tma_a, t_a), (tma_b, t_b), (tma_d, t_d) = atoms(plan, layouts, m_a, m_b, m_d)
+        kernel(
+            *(table, rank, limit_ns, Int32(plan.num_gemm_ctas // plan.cluster_m)),
+            *(tma_a, t_a, tma_b, t_b, tma_d, t_d, plain_d),
+            *(scale, Int64(workspace.toint()), make_tiled_mma(plan), *layouts),
+        ).launch(
+            grid=[plan.num_gemm_ctas, 1, 1],
+            block=[NUM_THREADS, 1, 1],
+            cluster=[plan.cluster_m, 1, 1],
+            min_blocks_per_mp=1,
+            stream=stream,
+        )
+
+    return host

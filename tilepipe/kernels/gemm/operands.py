@@ -1,0 +1,95 @@
+"""What TMA and WGMMA see of the operands: shared layouts, global tensors, copy atoms, products.
+
+Knows nothing of warps and tiles.
+"""
+
+import cutlass.cute as cute
+import cutlass.utils as utils
+import cutlass.utils.hopper_helpers as sm90
+from cutlass import BFloat16, Float32, Int32, Int64
+from cutlass.cute.nvgpu import cpasync
+
+from tilepipe.kernels.gemm.choices import Clip, Major
+from tilepipe.kernels.gemm.plan import (
+    BLOCK_M,
+    NUM_CONSUMERS,
+    STAGED_COLUMNS,
+    STAGING_BUFFERS,
+    TILE_K,
+    KernelPlan,
+)
+
+__all__ = ["atoms", "global_tensors", "make_tiled_mma", "smem_layouts"]
+
+
+def smem_layouts(plan: KernelPlan):
+    """Layouts of the rings of A and B and of the staging, 128-byte swizzled all three."""
+    row = utils.LayoutEnum.ROW_MAJOR
+    tile = (plan.tile_m, plan.tile_n, TILE_K)
+    return (
+        sm90.make_smem_layout_a(row, tile, BFloat16, plan.num_stages),
+        sm90.make_smem_layout_b(_b_layout(plan), tile, BFloat16, plan.num_stages),
+        sm90.make_smem_layout_epi(
+            BFloat16, row, (BLOCK_M, STAGED_COLUMNS), NUM_CONSUMERS * STAGING_BUFFERS
+        ),
+    )
+
+
+def _b_layout(plan: KernelPlan):
+    by_k = plan.problem.b_major is Major.k
+    return utils.LayoutEnum.ROW_MAJOR if by_k else utils.LayoutEnum.COL_MAJOR
+
+
+def make_tiled_mma(plan: KernelPlan):
+    return sm90.make_trivial_tiled_mma(
+        BFloat16,
+        BFloat16,
+        utils.LayoutEnum.ROW_MAJOR.sm90_mma_major_mode(),
+        _b_layout(plan).sm90_mma_major_mode(),
+        Float32,
+        (plan.groups_per_tile, 1, 1),
+        tiler_mn=(BLOCK_M, plan.tile_n),
+    )
+
+
+def global_tensors(plan: KernelPlan, a, b, d, rows: Int32):
+    """A, B, D as it lies in memory, and D as its stores see it."""
+    n, k = plan.problem.n, plan.problem.k
+    stride = (k, 1, n * k) if plan.problem.b_major is Major.k else (1, n, n * k)
+    m_a = cute.make_tensor(a, cute.make_layout((rows, k), stride=(plan.a_pitch, 1)))
+    m_b = cute.make_tensor(b, cute.make_layout((n, k, plan.problem.num_experts), stride=stride))
+    plain = cute.make_tensor(d, cute.make_layout((rows, plan.out_n), stride=(plan.d_pitch, 1)))
+    if plan.clip is not Clip.ragged:
+        return m_a, m_b, plain, plain
+    lower = cute.make_ptr(
+        BFloat16,
+        Int64(d.toint()) - BLOCK_M * plan.d_pitch * 2,
+        cute.AddressSpace.gmem,
+        assumed_align=16,
+    )
+    ragged = cute.make_layout(
+        (BLOCK_M, plan.out_n, rows + BLOCK_M), stride=(plan.d_pitch, 1, plan.d_pitch)
+    )
+    return m_a, m_b, plain, cute.make_tensor(lower, ragged)
+
+
+def atoms(plan: KernelPlan, layouts, m_a, m_b, m_d):
+    """TMA atoms of A, B and D, each with its tensor."""
+    layout_a, _, layout_d = layouts
+    part_n = plan.tile_n // plan.num_b_parts
+    load = cpasync.CopyBulkTensorTileG2SOp()
+    shared = cpasync.CopyBulkTensorTileG2SMulticastOp() if plan.cluster_m > 1 else load
+    part = sm90.make_smem_layout_b(
+        _b_layout(plan), (plan.tile_m, part_n, TILE_K), BFloat16, plan.num_stages
+    )
+    first = (None, None, 0)
+    return (
+        cpasync.make_tiled_tma_atom(load, m_a, cute.slice_(layout_a, first), (plan.tile_m, TILE_K)),
+        cpasync.make_tiled_tma_atom(shared, m_b, cute.slice_(part, first), (part_n, TILE_K)),
+        cpasync.make_tiled_tma_atom(
+            cpasync.CopyBulkTensorTileS2GOp(),
+            m_d,
+            cute.slice_(layout_d, first),
+            (BLOCK_M, STAGED_COLUMNS),
+        ),
+    )

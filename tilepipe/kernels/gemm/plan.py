@@ -1,0 +1,376 @@
+"""What a grouped GEMM is compiled for: decided once, by one function, or refused in a sentence.
+
+Knows nothing of CuTe and torch. Host allocation, kernel, cache key and results read the KernelPlan
+and derive nothing again.
+
+Sizes of a CTA. Two consumer warpgroups multiply, in blocks of 64 rows: the four warps of a
+warpgroup hold 16 rows each, so whoever stages a block writes all its rows. A block that splits
+columns between pairs of warps, as the 64-row layouts of later architectures do, would not fit that
+staging; `tile_m` is refused unless it is whole blocks of each warpgroup.
+"""
+
+from dataclasses import dataclass, field
+
+from tilepipe.config.choices import Granularity, Layout, StoreMode
+from tilepipe.kernels.gemm.choices import (
+    Clip,
+    Consumers,
+    DescriptorSlot,
+    Epilogue,
+    Major,
+)
+
+__all__ = [
+    "BLOCK_M",
+    "DESCRIPTOR_BYTES",
+    "MAX_SUMS",
+    "STAGED_COLUMNS",
+    "STAGING_BUFFERS",
+    "GemmProblem",
+    "GemmTuning",
+    "KernelPlan",
+    "check_workspace",
+    "plan_gemm",
+]
+
+# Rows that one warpgroup multiplies at a time, four warps of 16.
+BLOCK_M = 64
+# Columns that are staged at a time: 128 bytes, the width of the swizzle.
+STAGED_COLUMNS = 64
+# Blocks that each warpgroup may have staged, one being written while the other is stored.
+STAGING_BUFFERS = 2
+NUM_CONSUMERS = 2
+DESCRIPTOR_BYTES = 128
+_BF16_BYTES = 2
+# What TMA and 16-byte stores ask of addresses and pitches.
+_VECTOR_BYTES = 16
+# Elements of K in a stage: 128 bytes, the width of the swizzle.
+TILE_K = 64
+# Registers of a consumer thread for sums; the rest addresses and stages what they become.
+MAX_SUMS = 192
+# Barriers, the tile records handed over, and what aligning the rings to 1024 bytes may cost.
+_BESIDE_RINGS_BYTES = 2048
+# K tiles before the end of a tile's loads at which the next one is claimed, beside the stages.
+_CLAIM_LEAD = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmProblem:
+    """What is multiplied: A (rows, k) in groups of one expert, B (experts, n, k), D (rows, n').
+
+    n' is n, or n / 2 where gate and up make one. Pitches are in elements; None: no gap.
+    """
+
+    n: int
+    k: int
+    num_experts: int
+    layout: Layout
+    group_align: int  # rows to whose multiple the padded layout extends each group; tile_m of waits
+    b_major: Major = Major.k
+    out_major: Major = Major.n
+    epilogue: Epilogue = Epilogue.none
+    a_pitch: int | None = None
+    d_pitch: int | None = None
+    wait: Granularity | None = None  # wait for rows before a tile's first load; None: they are here
+    publish: bool = False  # tell which rows of which columns have been stored
+    num_chunks: int | None = None  # pieces along N that are told apart; None: one an N tile
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmTuning:
+    """How it is multiplied; None: what suits the problem."""
+
+    tile_m: int = 128
+    tile_n: int = 256
+    cluster_m: int = 1  # CTAs that take M tiles of one expert side by side and share B
+    consumers: Consumers = Consumers.cooperative
+    raster_m: int = 8  # cluster tiles of an expert that walk along N together
+    cuts_tail: bool = True  # hand the last tiles out in halves where that fills the SMs better
+    num_stages: int | None = None  # None: as many as there is room for
+    store: StoreMode = StoreMode.tma
+    clip: Clip | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelPlan:
+    """Everything that is fixed in the kernel and around it."""
+
+    problem: GemmProblem
+    tuning: GemmTuning
+    num_gemm_ctas: int
+    num_stages: int
+    clip: Clip | None  # None: stored directly
+    out_n: int
+    a_pitch: int
+    d_pitch: int
+    num_n_tiles: int
+    num_chunks: int
+    num_k_tiles: int
+    claim_at: int  # K tile at whose load the next tile is claimed
+    smem_bytes: int
+    workspace_bytes: int
+    # Derived constants that kernels read often.
+    tile_m: int = field(init=False)
+    tile_n: int = field(init=False)
+    cluster_m: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name in ("tile_m", "tile_n", "cluster_m"):
+            object.__setattr__(self, name, getattr(self.tuning, name))
+
+    @property
+    def is_ping_pong(self) -> bool:
+        return self.tuning.consumers is Consumers.ping_pong
+
+    @property
+    def groups_per_tile(self) -> int:
+        """Warpgroups that multiply one tile."""
+        return _groups_per_tile(self.tuning)
+
+    @property
+    def blocks_per_group(self) -> int:
+        """Blocks of 64 rows that each holds; block i of group g is number i x groups + g."""
+        return self.tile_m // (BLOCK_M * self.groups_per_tile)
+
+    @property
+    def out_tile_n(self) -> int:
+        """Output columns of a tile."""
+        return self.tile_n // 2 if self.problem.epilogue.is_swiglu else self.tile_n
+
+    @property
+    def num_b_parts(self) -> int:
+        """Pieces of a B tile that are loaded apart: gate and up, or one each CTA of a cluster."""
+        return _num_b_parts(self.problem, self.tuning)
+
+    @property
+    def stage_bytes(self) -> int:
+        return (self.tile_m + self.tile_n) * TILE_K * _BF16_BYTES
+
+    @property
+    def staging_bytes(self) -> int:
+        return _staging_bytes(self.tuning)
+
+    @property
+    def cuts_tail(self) -> bool:
+        """Whether half a tile is whole blocks, and wanted at the end."""
+        return self.tuning.cuts_tail and self.cluster_m == 1 and self.tile_m % (2 * BLOCK_M) == 0
+
+    @property
+    def uses_store_warp(self) -> bool:
+        """Whether a warp of its own stores or publishes."""
+        return self.tuning.store is StoreMode.tma or self.problem.publish
+
+
+def plan_gemm(
+    problem: GemmProblem,
+    tuning: GemmTuning,
+    *,
+    num_gemm_ctas: int,
+    num_sms: int,
+    smem_bytes: int = 232_448,  # of one CTA: 227 KiB on sm_90
+) -> KernelPlan:
+    """Decide everything, or raise ValueError with one sentence that says what to change."""
+    _check_operands(problem)
+    _check_tile(problem, tuning)
+    clip = _clip_of(problem, tuning)
+    _check_hooks(problem, tuning)
+    _check_grid(tuning, num_gemm_ctas, num_sms)
+    num_stages = _stages_of(problem, tuning, smem_bytes)
+    num_n_tiles = -(-problem.n // tuning.tile_n)
+    num_chunks = num_n_tiles if problem.num_chunks is None else problem.num_chunks
+    if not 1 <= num_chunks <= num_n_tiles:
+        raise ValueError(
+            f"num_chunks={num_chunks}: {problem.n} columns are {num_n_tiles} tiles of "
+            f"{tuning.tile_n}; choose 1..{num_n_tiles}"
+        )
+    num_k_tiles = -(-problem.k // TILE_K)
+    out_n = problem.n // 2 if problem.epilogue.is_swiglu else problem.n
+    slots = len(DescriptorSlot) if clip is Clip.per_group else 0
+    ring_bytes = num_stages * (tuning.tile_m + tuning.tile_n) * TILE_K * _BF16_BYTES
+    return KernelPlan(
+        problem=problem,
+        tuning=tuning,
+        num_gemm_ctas=num_gemm_ctas,
+        num_stages=num_stages,
+        clip=clip,
+        out_n=out_n,
+        a_pitch=problem.k if problem.a_pitch is None else problem.a_pitch,
+        d_pitch=out_n if problem.d_pitch is None else problem.d_pitch,
+        num_n_tiles=num_n_tiles,
+        num_chunks=num_chunks,
+        num_k_tiles=num_k_tiles,
+        claim_at=max(0, num_k_tiles - _CLAIM_LEAD - num_stages),
+        smem_bytes=ring_bytes + _staging_bytes(tuning) + _BESIDE_RINGS_BYTES,
+        workspace_bytes=num_gemm_ctas * slots * DESCRIPTOR_BYTES,
+    )
+
+
+def check_workspace(plan: KernelPlan, *, num_bytes: int, address: int) -> None:
+    """Refuse a workspace that kernels would write past, or whose slots no TMA would read.
+
+    Raises ValueError; a plan without slots takes any.
+    """
+    if num_bytes < plan.workspace_bytes:
+        raise ValueError(
+            f"the workspace holds {num_bytes} bytes, but {plan.num_gemm_ctas} CTAs with "
+            f"{len(DescriptorSlot)} descriptor slot each need {plan.workspace_bytes}; allocate "
+            "KernelPlan.workspace_bytes"
+        )
+    if plan.workspace_bytes and address % DESCRIPTOR_BYTES:
+        raise ValueError(
+            f"the workspace begins at {address:#x}: descriptors need multiples of "
+            f"{DESCRIPTOR_BYTES} bytes; allocate it with torch"
+        )
+
+
+def _check_operands(problem: GemmProblem) -> None:
+    """Layouts and pitches that the loads and stores can take."""
+    if problem.out_major is not Major.n:
+        raise ValueError(
+            f"out_major={problem.out_major.value}: rows of an expert end anywhere, which only an "
+            "N-major output can clip; type out_major=n"
+        )
+    if problem.b_major is Major.m:
+        raise ValueError("b_major=m: B is (experts, N, K); type b_major=k or b_major=n")
+    _check_multiple("k", problem.k, "a row of A")
+    columns = problem.n
+    if problem.epilogue.is_swiglu:
+        if problem.n % 2:
+            raise ValueError(f"n={problem.n}: gate and up are as many columns each; make it even")
+        columns = problem.n // 2
+    _check_multiple("n / 2" if problem.epilogue.is_swiglu else "n", columns, "a row of D")
+    for name, pitch, least in (
+        ("a_pitch", problem.a_pitch, problem.k),
+        ("d_pitch", problem.d_pitch, columns),
+    ):
+        if pitch is not None:
+            _check_multiple(name, pitch, "a row and its gap")
+            if pitch < least:
+                raise ValueError(
+                    f"{name}={pitch}: rows have {least} elements; choose at least that"
+                )
+    if problem.num_experts < 1:
+        raise ValueError(
+            f"num_experts={problem.num_experts}: B holds a matrix each; choose at least 1"
+        )
+
+
+def _check_multiple(name: str, elements: int, what: str) -> None:
+    num_bytes = elements * _BF16_BYTES
+    if elements < 1 or num_bytes % _VECTOR_BYTES:
+        raise ValueError(
+            f"{name}={elements}: {what} is {num_bytes} bytes, and TMA takes multiples of "
+            f"{_VECTOR_BYTES}; choose a multiple of {_VECTOR_BYTES // _BF16_BYTES} elements"
+        )
+
+
+def _check_tile(problem: GemmProblem, tuning: GemmTuning) -> None:
+    """Tiles that warpgroups can hold and stage."""
+    groups = _groups_per_tile(tuning)
+    rows = BLOCK_M * groups
+    if tuning.tile_m < rows or tuning.tile_m % rows:
+        raise ValueError(
+            f"tile_m={tuning.tile_m}: {groups} warpgroup{'s' * (groups > 1)} a tile take blocks of "
+            f"{BLOCK_M} rows each; choose a multiple of {rows}"
+        )
+    parts = _num_b_parts(problem, tuning)
+    columns = STAGED_COLUMNS * (2 if problem.epilogue.is_swiglu or parts == 2 else 1)
+    if not columns <= tuning.tile_n <= 256 or tuning.tile_n % columns:
+        raise ValueError(
+            f"tile_n={tuning.tile_n}: with epilogue={problem.epilogue.value} and "
+            f"cluster_m={tuning.cluster_m} a tile is pieces of {columns} columns, 256 at most; "
+            f"choose a multiple of {columns}"
+        )
+    sums = tuning.tile_m * tuning.tile_n // (128 * groups)
+    if sums > MAX_SUMS:
+        raise ValueError(
+            f"tile_m={tuning.tile_m} x tile_n={tuning.tile_n}: a thread of {groups} warpgroup"
+            f"{'s' * (groups > 1)} would hold {sums} sums, and has registers for {MAX_SUMS}; "
+            "choose a smaller tile"
+        )
+    if tuning.raster_m < 1:
+        raise ValueError(
+            f"raster_m={tuning.raster_m}: so many tiles walk together; choose at least 1"
+        )
+
+
+def _clip_of(problem: GemmProblem, tuning: GemmTuning) -> Clip | None:
+    """What ends a store at the last row of an expert."""
+    clip = tuning.clip
+    if tuning.store is StoreMode.direct:
+        if clip is not None:
+            raise ValueError(
+                f"clip={clip.value}: direct stores check every row and have no descriptor; leave "
+                "it out, or type store=tma"
+            )
+        return None
+    if problem.layout is Layout.packed and clip is Clip.whole:
+        raise ValueError(
+            "clip=whole: with layout=packed a whole block runs into the next expert's rows; type "
+            "clip=ragged or clip=per_group"
+        )
+    if clip is None:
+        clip = Clip.whole if problem.layout is Layout.padded else Clip.ragged
+    if clip is Clip.whole and problem.group_align % BLOCK_M:
+        raise ValueError(
+            f"clip=whole: groups are padded to {problem.group_align} rows and blocks have "
+            f"{BLOCK_M}; pad to a multiple of {BLOCK_M}, or type clip=ragged"
+        )
+    return clip
+
+
+def _check_hooks(problem: GemmProblem, tuning: GemmTuning) -> None:
+    """Semaphores are told apart by the tiles of the Plan."""
+    by_tile = problem.wait in (Granularity.tile, Granularity.token) or problem.publish
+    if by_tile and problem.group_align != tuning.tile_m:
+        raise ValueError(
+            f"tile_m={tuning.tile_m}: semaphores stand for tiles of {problem.group_align} rows; "
+            f"type tile_m={problem.group_align}, or plan with tile_m={tuning.tile_m}"
+        )
+
+
+def _check_grid(tuning: GemmTuning, num_gemm_ctas: int, num_sms: int) -> None:
+    """One CTA an SM, whole clusters."""
+    if tuning.cluster_m not in (1, 2):
+        raise ValueError(f"cluster_m={tuning.cluster_m}: two CTAs at most share B; choose 1 or 2")
+    if not tuning.cluster_m <= num_gemm_ctas <= num_sms:
+        raise ValueError(
+            f"num_gemm_ctas={num_gemm_ctas}: one runs on each SM, and this GPU has {num_sms}; "
+            f"choose {tuning.cluster_m}..{num_sms}"
+        )
+    if num_gemm_ctas % tuning.cluster_m:
+        raise ValueError(
+            f"num_gemm_ctas={num_gemm_ctas}: clusters hold {tuning.cluster_m} CTAs; choose a "
+            f"multiple of {tuning.cluster_m}"
+        )
+
+
+def _stages_of(problem: GemmProblem, tuning: GemmTuning, smem_bytes: int) -> int:
+    """Stages as asked, or as many as there is room for."""
+    stage_bytes = (tuning.tile_m + tuning.tile_n) * TILE_K * _BF16_BYTES
+    room = (smem_bytes - _staging_bytes(tuning) - _BESIDE_RINGS_BYTES) // stage_bytes
+    wanted = room if tuning.num_stages is None else tuning.num_stages
+    if not 2 <= wanted <= room:
+        raise ValueError(
+            f"num_stages={wanted}: stages of {stage_bytes} bytes beside "
+            f"{_staging_bytes(tuning)} bytes of staging fit {max(room, 0)} times into "
+            f"{smem_bytes}; choose 2 at least, or a smaller tile"
+        )
+    return wanted
+
+
+def _groups_per_tile(tuning: GemmTuning) -> int:
+    return NUM_CONSUMERS if tuning.consumers is Consumers.cooperative else 1
+
+
+def _num_b_parts(problem: GemmProblem, tuning: GemmTuning) -> int:
+    halves = problem.epilogue is Epilogue.swiglu_concatenated or tuning.cluster_m == 2
+    return 2 if halves else 1
+
+
+def _staging_bytes(tuning: GemmTuning) -> int:
+    """What the threads of the epilogue write: a block of each warpgroup in each buffer."""
+    if tuning.store is StoreMode.direct:
+        return 0
+    block_bytes = BLOCK_M * STAGED_COLUMNS * _BF16_BYTES
+    return NUM_CONSUMERS * STAGING_BUFFERS * block_bytes
