@@ -756,7 +756,8 @@ def test_two_h200_are_told_with_their_links_and_what_auto_makes_of_them(seen):
         (
             "kernels",
             "missing",
-            "this version has dispatch, combine and grouped_gemm; other points end unsupported",
+            "this version has dispatch, combine, grouped_gemm and dispatch_gemm; other points end "
+            "unsupported",
         ),
     ]
     assert facts[-1].next_step == (

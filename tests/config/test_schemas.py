@@ -7,7 +7,7 @@ import pytest
 
 from tilepipe.config import checks
 from tilepipe.config.checks import check_config
-from tilepipe.config.choices import L2, Copy, Operation, Regime
+from tilepipe.config.choices import L2, Copy, Operation, Regime, Roles
 from tilepipe.config.schemas import DispatchGemmKernel, config_from_dict
 
 REFUSED = [
@@ -106,6 +106,27 @@ REFUSED = [
     (
         "hardware=h200_x1 kernel=dispatch kernel.num_comm_ctas=auto",
         "kernel.num_comm_ctas=auto: dispatch alone has no best count to find; type counts to sweep",
+    ),
+    (
+        "hardware=h200_x1 kernel=gemm_combine kernel.order=token",
+        "kernel.order=token: rows go home as the GEMM stores them; leave the key out",
+    ),
+    ("kernel.roles=switch", "kernel.roles=switch: the host executor has no CTAs; leave the key"),
+    (
+        "hardware=h200_x1 kernel.roles=null",
+        "kernel.roles=null: null is for the host executor; leave the key out",
+    ),
+    (
+        "hardware=h200_x1 kernel.num_comm_warps=13",
+        "kernel.num_comm_warps=13: CTAs of a fused launch have 12 warps; use at most 12",
+    ),
+    (
+        "hardware=h200_x1 kernel.planner=device",
+        "kernel.planner=device: the tiles of the GEMM are planned by NumPy; leave the key out",
+    ),
+    (
+        "hardware=h200_x1 kernel.num_comm_ctas=auto",
+        "kernel.num_comm_ctas=auto: no measured rule chooses it for dispatch_gemm; type counts to",
     ),
     (
         "hardware=h200_x1 kernel=combine kernel.num_comm_warps=21",
@@ -308,6 +329,7 @@ def test_rebuilding_keeps_every_value_and_changes_nothing_it_was_given(container
         num_stages=4,
         stage_bytes=7_168,
         flag_batch=8,
+        roles=Roles.fixed,
     )
     assert config.routing.hot_share == 0.5
     assert config.hardware.link_gbps == 450.0
@@ -336,9 +358,10 @@ ACCEPTED = [
     "kernel=dispatch kernel.num_comm_warps=32 kernel.num_loads=16 kernel.flag_batch=32",
     "kernel.copy=tma kernel.num_loads=null",
     "kernel.copy=tma kernel.num_comm_warps=1 kernel.num_stages=14 kernel.flag_batch=5",
-    "kernel.copy=tma kernel.num_comm_warps=16 kernel.num_stages=14 kernel.stage_bytes=512 "
-    "kernel.flag_batch=4",
-    "kernel.planner=device workload.num_experts=1024",
+    "kernel=dispatch kernel.copy=tma kernel.num_comm_warps=16 kernel.num_stages=14 "
+    "kernel.stage_bytes=512 kernel.flag_batch=4",
+    "kernel=dispatch kernel.planner=device workload.num_experts=1024",
+    "kernel=dispatch_gemm kernel.roles=switch kernel.num_comm_warps=12",
     "launch.wrap=inline launch.num_ranks=8",  # ranks that share a GPU share a process
     "kernel=grouped_gemm",
     "hardware=h200_x1 kernel=grouped_gemm kernel.num_gemm_ctas=132 kernel.store=direct",

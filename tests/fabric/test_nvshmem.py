@@ -20,7 +20,7 @@ from tilepipe.kernels.group import DeviceGroup  # noqa: E402
 from tilepipe.kernels.launcher import Knobs  # noqa: E402
 from tilepipe.schedule.shape import Shape  # noqa: E402
 
-SHAPE = Shape(max_tokens=9, num_tokens=18, dispatch_hidden=64, home_hidden=96)
+SHAPE = Shape(max_tokens=9, num_tokens=18, dispatch_hidden=64, home_hidden=96, spare=True)
 SPECS = buffer_specs(SETTINGS, SHAPE)
 STORED_INTO = [slot for slot in Slot if slot <= Slot.links]
 RANKS = 2

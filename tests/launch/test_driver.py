@@ -70,10 +70,10 @@ NO_GPU_HERE = "type hardware=cpu to run it on the host executor"
     ("words", "status", "reason"),
     [
         (
-            ("hardware=h200_x8",),
+            ("hardware=h200_x8", "kernel=gemm_combine"),
             "unsupported",
-            "dispatch_gemm on hardware=h200_x8: this version has GPU kernels for dispatch, combine "
-            f"and grouped_gemm only; start +experiment=dispatch, or {NO_GPU_HERE}",
+            "gemm_combine on hardware=h200_x8: this version has GPU kernels for dispatch, combine, "
+            f"grouped_gemm and dispatch_gemm only; start +experiment=dispatch, or {NO_GPU_HERE}",
         ),
         (
             ("hardware=h200_x1", "kernel=grouped_gemm"),

@@ -154,7 +154,7 @@ def test_a_dry_run_lists_points_with_their_memory_and_starts_nothing(
     points = [
         point(*TINY, "dry_run=true"),
         point(*TINY, "dry_run=true", "kernel=combine", "workload.num_tokens=4000"),
-        point("hardware=h200_x8", "dry_run=true"),
+        point("hardware=h200_x8", "dry_run=true", "kernel=gemm_combine"),
     ]
     screen_width(monkeypatch, 400)
 
@@ -164,7 +164,7 @@ def test_a_dry_run_lists_points_with_their_memory_and_starts_nothing(
     assert code == 0
     assert runs == []
     assert "3 points, nothing is run" in out
-    assert "unsupported: dispatch_gemm on hardware=h200_x8: this version has GPU kernels" in out
+    assert "unsupported: gemm_combine on hardware=h200_x8: this version has GPU kernels" in out
     # 8000 tokens x topk 2, 8 experts of 2 ranks: recv rows 16000 + 4 x 127 gaps, 24 B each
     # (home and flag words), and 8000 home rows of 128 B.
     sizes = [

@@ -20,6 +20,7 @@ from tilepipe.config.choices import (
     Regime,
 )
 from tilepipe.config.limits import (
+    FUSED_WARPS,
     MAX_LOOPBACK_RANKS,
     MAX_NVSHMEM_RANKS,
     MAX_PLANNED_EXPERTS,
@@ -39,6 +40,8 @@ from tilepipe.config.schemas import (
     AllRemoteRouting,
     CommunicationKernel,
     Config,
+    FusedKernel,
+    GemmCombineKernel,
     GroupedGemmKernel,
     HotExpertRouting,
     HotRankRouting,
@@ -221,7 +224,8 @@ def _check_gpu_keys(config: Config) -> None:
     allowed = f"the host executor plans with NumPy; {_LEAVE_OUT}"
     by_numpy = kernel.planner is Planner.numpy
     require(by_numpy or not on_host, "kernel.planner", kernel.planner, allowed)
-    for key, lacked in _GPU_KEYS.items():
+    fused = {"roles": "CTAs"} if isinstance(kernel, FusedKernel) else {}
+    for key, lacked in (_GPU_KEYS | fused).items():
         value = getattr(kernel, key)
         if on_host:
             allowed = f"the host executor has no {lacked}; {_LEAVE_OUT}"
@@ -254,10 +258,12 @@ def _check_kernels(config: Config) -> None:
         return
     allowed = f"kernels hold at most {MAX_TOPK} slots of a token; lower it, or type hardware=cpu"
     require(num_topk <= MAX_TOPK, "workload.num_topk", num_topk, allowed)
-    if config.operation in (Operation.dispatch, Operation.combine):
-        ctas = kernel.num_comm_ctas
-        allowed = f"{config.operation.name} alone has no best count to find; type counts to sweep"
-        require(ctas != "auto", "kernel.num_comm_ctas", ctas, allowed)
+    ctas, operation = kernel.num_comm_ctas, config.operation.name
+    allowed = f"{operation} alone has no best count to find; type counts to sweep"
+    if isinstance(kernel, FusedKernel):
+        allowed = f"no measured rule chooses it for {operation}; type counts to sweep"
+        _check_fused(kernel)
+    require(ctas != "auto", "kernel.num_comm_ctas", ctas, allowed)
     if config.operation is Operation.combine:
         warps, most = kernel.num_comm_warps, max_combine_warps(num_topk)
         allowed = (
@@ -281,6 +287,18 @@ def _check_planned(order: Order, num_experts: int) -> None:
         "kernel.planner=numpy"
     )
     require(num_experts <= MAX_PLANNED_EXPERTS, "workload.num_experts", num_experts, allowed)
+
+
+def _check_fused(kernel: FusedKernel) -> None:
+    """What a CTA that may take either role holds, and who plans for it."""
+    warps = kernel.num_comm_warps
+    allowed = f"CTAs of a fused launch have {FUSED_WARPS} warps; use at most {FUSED_WARPS}"
+    require(warps is None or warps <= FUSED_WARPS, "kernel.num_comm_warps", warps, allowed)
+    allowed = "the tiles of the GEMM are planned by NumPy; leave the key out"
+    require(kernel.planner is Planner.numpy, "kernel.planner", kernel.planner, allowed)
+    if isinstance(kernel, GemmCombineKernel):
+        allowed = "rows go home as the GEMM stores them; leave the key out"
+        require(kernel.order is Order.edf, "kernel.order", kernel.order, allowed)
 
 
 def _check_residency(config: Config, kernel: CommunicationKernel) -> None:

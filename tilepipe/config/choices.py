@@ -22,6 +22,7 @@ __all__ = [
     "Regime",
     "Replica",
     "Resume",
+    "Roles",
     "StoreMode",
 ]
 
@@ -95,6 +96,13 @@ class StoreMode(Enum):
 
     tma = "tma"  # staged in shared memory, stored by TMA in blocks of 64 rows x 64 columns
     direct = "direct"  # from registers, 16 bytes a lane, each with its own bounds check
+
+
+class Roles(Enum):
+    """Whether a CTA of a fused launch does one thing or two."""
+
+    fixed = "fixed"  # a CTA communicates, or multiplies, to the end
+    switch = "switch"  # a communication CTA whose sends are out takes tiles of the GEMM
 
 
 class Dtype(Enum):

@@ -5,6 +5,7 @@ Knows nothing of kernels; they take their limits from here.
 
 __all__ = [
     "COLUMN_BYTES",
+    "FUSED_WARPS",
     "MAX_COMBINE_WARPS",
     "MAX_LOOPBACK_RANKS",
     "MAX_NVSHMEM_RANKS",
@@ -23,6 +24,7 @@ __all__ = [
 
 MAX_LOOPBACK_RANKS = 8  # they share one GPU
 MAX_NVSHMEM_RANKS = 32  # a lane of a warp watches each rank
+FUSED_WARPS = 12  # of every CTA of a fused launch, whatever its role: three warpgroups
 MAX_TOPK = 32  # a lane of a warp holds each slot of a token
 # The plan kernel counts experts warp by warp: 168 bytes of shared memory an expert.
 MAX_PLANNED_EXPERTS = 1024

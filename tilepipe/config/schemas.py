@@ -25,6 +25,7 @@ from tilepipe.config.choices import (
     Regime,
     Replica,
     Resume,
+    Roles,
     StoreMode,
 )
 from tilepipe.config.placements import PLACEMENTS, Placement
@@ -56,6 +57,7 @@ __all__ = [
     "CountsRouting",
     "DispatchGemmKernel",
     "DispatchKernel",
+    "FusedKernel",
     "GemmCombineKernel",
     "GroupedGemmKernel",
     "Hardware",
@@ -187,14 +189,21 @@ class GroupedGemmKernel(_GemmTiles):
 
 
 @dataclass(kw_only=True)
-class DispatchGemmKernel(CommunicationKernel):
+class FusedKernel(CommunicationKernel):
+    """Communication and a GEMM in one launch."""
+
+    roles: Roles | None = None  # null: the host executor has no CTAs to give roles to
+
+
+@dataclass(kw_only=True)
+class DispatchGemmKernel(FusedKernel):
     """Dispatch and the first GEMM, fused."""
 
     operation: Operation = Operation.dispatch_gemm
 
 
 @dataclass(kw_only=True)
-class GemmCombineKernel(CommunicationKernel):
+class GemmCombineKernel(FusedKernel):
     """The second GEMM and combine, fused."""
 
     operation: Operation = Operation.gemm_combine
@@ -394,5 +403,6 @@ _CHOICES = (
     Planner,
     Regime,
     Replica,
+    Roles,
     StoreMode,
 )

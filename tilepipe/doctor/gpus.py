@@ -163,7 +163,8 @@ def hardware_section(gpus: Gpus) -> list[Fact]:
         "hardware",
         "kernels",
         State.missing,
-        "this version has dispatch, combine and grouped_gemm; other points end unsupported",
+        "this version has dispatch, combine, grouped_gemm and dispatch_gemm; other points end "
+        "unsupported",
         "type kernel=dispatch, say, for these, hardware=cpu for the host executor",
     )
     return [auto, kernels]

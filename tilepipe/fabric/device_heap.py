@@ -172,6 +172,8 @@ def _sentence(rank: int, record: Mapping[str, int], limit_s: float) -> str:
             what = (
                 f"role gemm_receive_row, row {item}: its flag is of launch {seen}, not {expected}"
             )
+        case Role.push_stored:
+            what = f"role push, M tile {item}: expected {expected} rows x N tiles, seen {seen}"
         case Role.gemm_pipeline:
             what = f"role gemm_pipeline: barrier {item} of a CTA did not end phase {expected}"
         case Role.reduce:

@@ -31,6 +31,14 @@ class Slot(_FromZero):
     mailbox = auto()  # (2, num_ranks, num_experts + 1) int64: epoch << 32 | count, fingerprint last
     gate_ready = auto()  # (num_ranks,) int32: epoch that each rank is ready for
     abort = auto()  # (1,) int32: nonzero once a rank has given up
+    # Where rows and flags go that nobody looks at; empty but for operations that overlap.
+    spare_x = auto()  # as recv_x
+    spare_row_home = auto()  # as row_home
+    spare_flag = auto()  # as row_flag
+    spare_ready = auto()  # as ready
+    spare_y = auto()  # as home_y
+    spare_token_ready = auto()  # as token_ready
+    spare_rank_ready = auto()  # as rank_ready
     links = auto()  # (2,) int64: when egress and ingress of the rank are free again, ns
     # From here on private.
     words = auto()  # (NUM_WORDS,) int32, see Word
@@ -52,6 +60,7 @@ class Slot(_FromZero):
     scratch = auto()  # int32: what the plan kernels keep, see PlanConstants
     plan_rounds = auto()  # (CTAs,) int64: rounds that each CTA of the plan kernels has ended
     gemm_tiles = auto()  # (tiles, 8) int32: cluster tiles in hand-out order
+    push_units = auto()  # (units, 4) int32: M tile, chunk, first tile to wait for, how many
     tile_stored = auto()  # (tiles x N tiles,) int32: rows stored by (M tile, chunk along N)
     record = auto()  # (len(RECORD_FIELDS),) int64 in pinned host memory: why this rank gave up
 
@@ -76,13 +85,19 @@ class Word(IntEnum):
     overflow_rank = 11  # rank that would receive most rows
     overflow_rows = 12  # as many, where they exceed the room for rows; 0: all fit
     num_gemm_tiles = 13  # cluster tiles of the grouped GEMM
+    num_first = 14  # rows at the front of the sends, which the first tiles of all GEMMs need
+    num_rest = 15  # the others
+    max_stored = 17  # room for counters of stored tiles; 0: none are in use
+    num_units = 18  # pieces of tiles that go home one by one
+    num_first_tiles = 16  # M tiles that the first tiles of this rank's GEMM are of
     send_queue = 32  # rows claimed so far
     push_queue = 64
     reduce_queue = 96  # units claimed so far
     gemm_queue = 128  # output tiles claimed so far; the last claim of a launch puts it back to 0
+    first_queue = 160  # of those at the front, rows claimed so far
 
 
-NUM_WORDS = 160
+NUM_WORDS = 192
 
 
 class Stamp(_FromZero):
@@ -114,5 +129,6 @@ class Role(IntEnum):
     reduce_rank = 4  # for a rank's rows; item: rank
     gemm_receive = 6  # the GEMM, for rows; item: M tile, or local expert
     gemm_receive_row = 7  # the GEMM, for one row, granularity token; item: receive row
+    push_stored = 9  # to push, for stored tiles; item: M tile, expected: rows x N tiles
     gemm_pipeline = 8  # warps of a GEMM CTA for each other; item: which barrier; expected: phase
     plan = 10  # for another CTA of the rank's plan kernel; item: that CTA, expected: round

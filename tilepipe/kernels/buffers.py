@@ -34,6 +34,7 @@ def buffer_specs(settings: PlanSettings, shape: Shape) -> dict[Slot, ArraySpec]:
     dispatched, returned = shape.dispatch_hidden, shape.home_hidden
     held = max(rows, 1)
     plan = replace(plan_constants_of(settings, shape), num_ctas=MAX_PLAN_CTAS)
+    spare_in, spare_home = (int(shape.spare and size > 0) for size in (dispatched, returned))
     sizes: dict[Slot, tuple[tuple[int, ...], type]] = {
         Slot.recv_x: ((held, dispatched), np.int16),
         Slot.row_home: ((held,), np.int64),
@@ -45,6 +46,13 @@ def buffer_specs(settings: PlanSettings, shape: Shape) -> dict[Slot, ArraySpec]:
         Slot.mailbox: ((2, ranks, experts + 1), np.int64),
         Slot.gate_ready: ((ranks,), np.int32),
         Slot.abort: ((1,), np.int32),
+        Slot.spare_x: ((held * spare_in, dispatched), np.int16),
+        Slot.spare_row_home: ((held * spare_in,), np.int64),
+        Slot.spare_flag: ((held * spare_in,), np.int32),
+        Slot.spare_ready: ((counters * spare_in,), np.int32),
+        Slot.spare_y: ((slots * spare_home, returned), np.int16),
+        Slot.spare_token_ready: ((tokens * spare_home,), np.int32),
+        Slot.spare_rank_ready: ((ranks * spare_home,), np.int32),
         Slot.links: ((2,), np.int64),
         Slot.words: ((NUM_WORDS,), np.int32),
         Slot.x: ((tokens, dispatched), np.int16),
@@ -66,6 +74,7 @@ def buffer_specs(settings: PlanSettings, shape: Shape) -> dict[Slot, ArraySpec]:
         Slot.plan_rounds: ((MAX_PLAN_CTAS,), np.int64),
         # Tiles may be handed out in halves.
         Slot.gemm_tiles: ((2 * tiles, RECORD_WORDS), np.int32),
+        Slot.push_units: ((tiles * settings.num_chunks * min(returned, 1), 4), np.int32),
         Slot.tile_stored: ((tiles * settings.num_n_tiles,), np.int32),
     }
     return {slot: ArraySpec(shape=size, dtype=dtype) for slot, (size, dtype) in sizes.items()}

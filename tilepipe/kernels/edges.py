@@ -43,7 +43,18 @@ class Edge(Enum):
     """Which rows go to peers."""
 
     dispatch = "dispatch"  # rows to their experts, beside each the 8 bytes that tell its way home
+    opening = "opening"  # of those, the ones that GEMMs begin with
+    rest = "rest"  # of those, all others
     home = "home"  # rows of combine to the tokens that they belong to
+
+
+# The word that counts claimed rows, and the one that holds their number.
+_QUEUES = {
+    Edge.dispatch: (Word.send_queue, Word.num_sends),
+    Edge.opening: (Word.first_queue, Word.num_first),
+    Edge.rest: (Word.send_queue, Word.num_rest),
+    Edge.home: (Word.push_queue, Word.num_returns),
+}
 
 
 @dataclass(frozen=True)
@@ -58,30 +69,32 @@ class Way:
 
 def queue_of(edge: Edge) -> Word:
     """The word that counts claimed rows."""
-    return Word.send_queue if edge is Edge.dispatch else Word.push_queue
+    return _QUEUES[edge][0]
 
 
 def count_of(edge: Edge) -> Word:
     """The word that holds the number of rows."""
-    return Word.num_sends if edge is Edge.dispatch else Word.num_returns
+    return _QUEUES[edge][1]
 
 
 def has_single_writers(edge: Edge, constants: Constants) -> bool:
     """Whether flags are words of one writer each, which are set; others are counters."""
-    return edge is Edge.dispatch and constants.granularity is Granularity.token
+    return edge is not Edge.home and constants.granularity is Granularity.token
 
 
 def flag_value(edge: Edge, constants: Constants, epoch: Int32) -> Int32:
     """What a row's flag is set to, or raised by."""
     if has_single_writers(edge, constants):
         return epoch
-    return Int32(1 if edge is Edge.dispatch else constants.num_chunks)
+    return Int32(constants.num_chunks if edge is Edge.home else 1)
 
 
 def first_of(edge: Edge, table: cute.Pointer, rank: Int32, place: Int32, count: Int32) -> First:
     """Words of the row at a place of the sending order; of the last one past the end."""
     place = cutlass.max(cutlass.min(place, count - 1), 0)
-    if edge is Edge.dispatch:
+    if edge is Edge.rest:
+        place += buffer(address(table, rank, Slot.words), Int32)[int(Word.num_first)]
+    if edge is not Edge.home:
         return load_words(address(table, rank, Slot.sends) + Int64(place) * _SEND_BYTES)
     row = buffer(address(table, rank, Slot.returns), Int32)[place]
     return row, Int32(0), Int32(0), Int32(0)
@@ -89,7 +102,7 @@ def first_of(edge: Edge, table: cute.Pointer, rank: Int32, place: Int32, count: 
 
 def second_of(edge: Edge, table: cute.Pointer, rank: Int32, row: Int32) -> Int64:
     """Home: source rank, token and slot of a receive row, as dispatch has stored them; else 0."""
-    if edge is Edge.dispatch:
+    if edge is not Edge.home:
         return Int64(0)
     return buffer(address(table, rank, Slot.row_home), Int64)[row]
 
@@ -103,7 +116,7 @@ def way_of(
     second: Int64,
 ) -> Way:
     """Addresses of a row."""
-    kind = _dispatch_way if edge is Edge.dispatch else _home_way
+    kind = _home_way if edge is Edge.home else _dispatch_way
     return kind(constants, table, rank, first, second)
 
 
@@ -143,7 +156,7 @@ def _home_way(
 
 def note_beside(edge: Edge, table: cute.Pointer, rank: Int32, first: First) -> None:
     """Store what travels beside a row; called by one lane, before the row's flag."""
-    if edge is Edge.dispatch:
+    if edge is not Edge.home:
         token, peer_slot, row, _ = first
         slot = peer_slot & ((1 << SLOT_BITS) - 1)
         home = (Int64(rank) << (TOKEN_BITS + SLOT_BITS)) | (Int64(token) << SLOT_BITS) | slot

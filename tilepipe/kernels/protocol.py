@@ -33,7 +33,7 @@ from tilepipe.kernels.watchdog import give_up
 __all__ = ["GATE_THREADS", "gate_entry", "open_launch", "pass_gate", "zero_counters"]
 
 GATE_THREADS = 512
-_QUEUES = (Word.send_queue, Word.push_queue, Word.reduce_queue)
+_QUEUES = (Word.send_queue, Word.first_queue, Word.push_queue, Word.reduce_queue)
 _LOW_WORD = (1 << 32) - 1
 
 
@@ -96,6 +96,9 @@ def zero_counters(
                 counter[i] = expected[i]
             else:
                 counter[i] = Int32(0)
+    stored = buffer(address(table, rank, Slot.tile_stored), Int32)
+    for i in cutlass.range(thread, words[int(Word.max_stored)], num_threads, unroll=1):
+        stored[i] = Int32(0)
     if cutlass.const_expr(constants.paced):
         links = buffer(address(table, rank, Slot.links), Int64)
         if thread < 2:

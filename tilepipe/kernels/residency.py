@@ -21,13 +21,17 @@ class Residency:
     num_registers: int  # of a thread
     shared_bytes: int  # of a CTA, static and dynamic
     local_bytes: int  # of a thread: spills and arrays that found no register
+    max_clusters: int | None = None  # that run at once; None: CTAs are in none
 
     @property
     def max_ctas(self) -> int:
+        """CTAs that run at once, where CTAs are in no clusters."""
         return self.ctas_per_sm * self.num_sms
 
 
-def residency_of(code: Code, *, num_threads: int, dynamic_bytes: int = 0) -> Residency:
+def residency_of(
+    code: Code, *, num_threads: int, dynamic_bytes: int = 0, cluster_size: int = 1
+) -> Residency:
     """Ask the driver about the one kernel of `code`, on the current device."""
     from cuda.bindings import driver
 
@@ -43,7 +47,11 @@ def residency_of(code: Code, *, num_threads: int, dynamic_bytes: int = 0) -> Res
         per_sm = _checked(
             driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, num_threads, dynamic_bytes)
         )
+        max_clusters = None
+        if cluster_size > 1:
+            max_clusters = _max_clusters(driver, function, num_threads, dynamic_bytes, cluster_size)
         return Residency(
+            max_clusters=max_clusters,
             ctas_per_sm=per_sm,
             num_sms=_checked(
                 driver.cuDeviceGetAttribute(
@@ -63,6 +71,19 @@ def residency_of(code: Code, *, num_threads: int, dynamic_bytes: int = 0) -> Res
         )
     finally:
         driver.cuLibraryUnload(library)
+
+
+def _max_clusters(driver, function, num_threads: int, dynamic_bytes: int, size: int) -> int:
+    """Clusters that the device holds: pairs of SMs may be fewer than half of them."""
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = size, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = num_threads, 1, 1
+    config.sharedMemBytes = dynamic_bytes
+    shape = driver.CUlaunchAttribute()
+    shape.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    shape.value.clusterDim.x, shape.value.clusterDim.y, shape.value.clusterDim.z = size, 1, 1
+    config.attrs, config.numAttrs = [shape], 1
+    return int(_checked(driver.cuOccupancyMaxActiveClusters(function, config)))
 
 
 def _entry_name(ptx: str) -> str:

@@ -55,6 +55,7 @@ _AXES = {
     "num_stages": "stages",
     "stage_bytes": "stage\nbytes",
     "flag_batch": "batch",
+    "roles": "roles",
     "planner": "planner",
     "tile_m": "tile_m",
     "tile_n": "tile_n",

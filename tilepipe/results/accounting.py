@@ -18,6 +18,7 @@ _SERIES = {
         "e2e": ("fused", "e2e"),
         "plan": ("fused", "plan"),
         "gemm_all": ("gemm_all", "stage"),
+        "gemm_split": ("gemm_split", "stage"),
         "gemm_flags": ("gemm_flags", "stage"),
         "gemm_contended": ("gemm_contended", "stage"),
     },
@@ -25,6 +26,7 @@ _SERIES = {
         "e2e": ("fused", "e2e"),
         "plan": ("fused", "plan"),
         "gemm_all": ("gemm_all", "stage"),
+        "gemm_split": ("gemm_split", "stage"),
         "gemm_publish": ("gemm_publish", "stage"),
         "gemm_contended": ("gemm_contended", "stage"),
     },
@@ -33,7 +35,7 @@ _COMMUNICATION = {"dispatch_gemm": "dispatch", "gemm_combine": "push"}
 # Contenders whose time is that of moving rows; the others multiply, the fused ones do both.
 _MOVING = ("dispatch", "combine", "push", "torch_dispatch", "torch_combine")
 _MULTIPLYING = (
-    *("gemm_all", "blas_per_expert", "fused", "sequential"),
+    *("gemm_all", "gemm_split", "blas_per_expert", "fused", "sequential"),
     *("torch_sequential", "torch_grouped_mm", "quack", "cublas_dense"),
 )
 
@@ -51,7 +53,9 @@ def account(
         return (), figures
     terms: tuple[BreakdownTerm, ...] = ()
     if point.operation in _SERIES:
-        named = {name: series[key] for name, key in _SERIES[point.operation].items()}
+        keys = _SERIES[point.operation].items()
+        # The host gives no SMs away, so it has no gemm_split.
+        named = {name: series[key] for name, key in keys if name != "gemm_split" or key in series}
         terms = breakdown_terms(point.operation, named)
         if records[0].counts["all_rows"]:  # without rows there is nothing to overlap
             figures |= _overlap(point.operation, series)
@@ -79,6 +83,7 @@ def _overlap(operation: str, series: Series) -> dict[str, float]:
         fused=series["fused", "stage"],
         sequential=series["sequential", "stage"],
         gemm_all=series["gemm_all", "stage"],
+        gemm_split=series.get(("gemm_split", "stage")),
         comm=series[_COMMUNICATION[operation], "stage"],
         reduce_ns=0 if reduce is None else int(integer_median(reduce)),
     )

@@ -7,7 +7,8 @@ Knows nothing of files, ranks or how contenders were run; sees one time per iter
 
 Each term is the difference of two integer medians, one step of a ladder from plan to e2e, so the
 sum holds in integers whatever was measured. That makes it no proof of anything by itself. The host
-executor has no SMs to give away: sm_tax is not measured there and the step over it is empty.
+executor has no SMs to give away: gemm_split, the GEMM on those that are left, and with it sm_tax
+are not measured there, and the step over it is empty.
 """
 
 from collections.abc import Mapping
@@ -43,11 +44,13 @@ def breakdown_terms(
 ) -> tuple[BreakdownTerm, ...]:
     """e2e first, then its terms, in the order of the module docstring.
 
-    Takes the series e2e, plan, gemm_all, gemm_contended and gemm_flags (dispatch_gemm) or
-    gemm_publish (gemm_combine); others are ignored. Iteration i of each must be of one rotation.
+    Takes the series e2e, plan, gemm_all, gemm_contended, gemm_flags (dispatch_gemm) or gemm_publish
+    (gemm_combine) and, where it is there, gemm_split; others are ignored. Iteration i of each must
+    be of one rotation.
     """
     flagged, tax, rest = _LADDERS[operation]
-    names = ("e2e", "plan", "gemm_all", flagged, "gemm_contended")
+    is_split = "gemm_split" in series
+    names = ("e2e", "plan", "gemm_all", *["gemm_split"] * is_split, flagged, "gemm_contended")
     lengths = {name: len(series[name]) for name in names}
     if len(set(lengths.values())) != 1:
         raise ValueError(f"iterations differ, {lengths}: a breakdown needs them in pairs")
@@ -56,7 +59,7 @@ def breakdown_terms(
     terms = []
     for term, value in _steps(medians, flagged=flagged, tax=tax, rest=rest).items():
         terms.append(BreakdownTerm(term=term, interval=_interval(int(value), spread[term])))
-        if term == "gemm_all":
+        if term == "gemm_all" and not is_split:
             terms.append(BreakdownTerm(term="sm_tax", interval=None))
     assert terms_error(terms) is None, terms_error(terms)
     return tuple(terms)
@@ -88,19 +91,22 @@ def overlap_figures(
     fused: NDArray[np.int64],  # (num_iters,) e2e without plan, slowest rank
     sequential: NDArray[np.int64],  # (num_iters,) communication, then GEMM (and reduction)
     gemm_all: NDArray[np.int64],  # (num_iters,)
+    gemm_split: NDArray[np.int64] | None = None,  # (num_iters,) on the SMs that are left to it
     comm: NDArray[np.int64],  # (num_iters,) communication alone
     reduce_ns: int = 0,  # gemm_combine: the reduction, which on the host the computing thread does
 ) -> dict[str, float]:
     """efficiency, hidden_share and speedup as figures of the contender.
 
-    The host gives no SMs away, so its lower bound is max(gemm_all, comm) + reduce_ns: one thread
-    multiplies, then reduces, while another communicates.
+    The lower bound is max(gemm_split, comm) + reduce_ns. The host gives no SMs away, so there it is
+    max(gemm_all, comm) + reduce_ns: one thread multiplies, then reduces, while another
+    communicates.
     A figure whose divisor is not above 0 is left out.
     """
     fused_ns, comm_ns, gemm_ns = (int(integer_median(s)) for s in (fused, comm, gemm_all))
+    split_ns = gemm_ns if gemm_split is None else int(integer_median(gemm_split))
     figures = {}
     if fused_ns > 0:
-        figures["efficiency"] = (max(gemm_ns, comm_ns) + reduce_ns) / fused_ns
+        figures["efficiency"] = (max(split_ns, comm_ns) + reduce_ns) / fused_ns
     if comm_ns > 0:
         figures["hidden_share"] = 1 - (fused_ns - gemm_ns) / comm_ns
     if fused.min() > 0 and sequential.min() > 0:
@@ -115,11 +121,14 @@ def _steps(
     ladder: Mapping[str, NDArray[np.int64]], *, flagged: str, tax: str, rest: str
 ) -> dict[str, NDArray[np.int64]]:
     """Each term as the difference of two rungs; elementwise, so one call serves all resamples."""
+    left = ladder.get("gemm_split", ladder["gemm_all"])
+    sm_tax = {"sm_tax": left - ladder["gemm_all"]} if "gemm_split" in ladder else {}
     return {
         "e2e": ladder["e2e"],
         "plan": ladder["plan"],
         "gemm_all": ladder["gemm_all"],
-        tax: ladder[flagged] - ladder["gemm_all"],
+        **sm_tax,
+        tax: ladder[flagged] - left,
         "contention": ladder["gemm_contended"] - ladder[flagged],
         rest: ladder["e2e"] - ladder["plan"] - ladder["gemm_contended"],
     }

@@ -46,7 +46,7 @@ ADDED_IN = {
     **dict.fromkeys(("routing_request", "routing_first_token", "routing_max_tokens"), 3),
     "routing_num_layers": 3,
     **dict.fromkeys(("num_redundant", "physical_max_over_mean"), 3),
-    **dict.fromkeys(("planner", "stage_bytes", "store", "num_gemm_ctas", "left_out"), 3),
+    **dict.fromkeys(("planner", "stage_bytes", "store", "num_gemm_ctas", "roles", "left_out"), 3),
     **dict.fromkeys(("gbps_per_cta", "link_share", "memory_gbps", "memory_share"), 2),
 }
 
@@ -82,7 +82,9 @@ CONTENDERS = {
     "push": "rows pushed home and all of them here, nothing reduced",
     "reduce": "the reduction alone, all rows home beforehand; on a GPU on all of its SMs",
     "gemm_all": "the GEMM alone, no flags, no communication",
-    "gemm_flags": "the GEMM looking at flags that are all set beforehand",
+    "gemm_split": "the GEMM alone on the SMs that communication leaves it",
+    "gemm_flags": "the GEMM looking at flags that are all set beforehand, on a GPU on those SMs",
+    "unsynced": "the fused launch, its GEMM looking at no flags: a bound, its result is wrong",
     "gemm_publish": "the GEMM raising flags that nobody reads",
     "gemm_contended": "the GEMM of the two above while communication runs into a spare buffer",
     "blas_per_expert": "one BLAS product an expert, no tiles",
@@ -179,6 +181,7 @@ _POINT_KEYS = [
         "stage_bytes", "room of a stage, into which wider rows are split; as above", unit="byte"
     ),
     _count("flag_batch", "rows of a warp whose flags share one release fence; null on the host"),
+    _word("roles", "what CTAs of a fused launch do; null on the host", *_names(choices.Roles)),
     _word("planner", "who makes the Plan", *_names(choices.Planner)),
     _count("tile_m", "rows of an M tile"),
     _count("tile_n", "columns of an N tile"),

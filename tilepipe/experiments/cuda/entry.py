@@ -38,6 +38,8 @@ def symmetric_bytes_of(config: Config) -> int:
         "dispatch": Memory(dispatch_hidden=hidden),
         "combine": Memory(home_hidden=hidden),
         "grouped_gemm": Memory(dispatch_hidden=hidden),
+        "dispatch_gemm": Memory(dispatch_hidden=hidden, spare=True),
+        "gemm_combine": Memory(home_hidden=hidden, spare=True),
     }[config.operation.name]
     placed = placed_routing(config)
     shape = shape_of(config, placed.physical, memory)

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from tilepipe.experiments.cuda.payload import fill_rows, row_bits
-from tilepipe.experiments.cuda.products import compare_products
+from tilepipe.experiments.cuda.products import compare_products, exact_product
 from tilepipe.experiments.oracle import merged
 from tilepipe.measure.gate import BF16_POISON, TOLERANCES, compare_exact
 from tilepipe.records import Verdict
@@ -25,6 +25,8 @@ from tilepipe.workload.payload import WEIGHTS_LAUNCH, weight_scale
 from tilepipe.workload.routing import Routing
 
 __all__ = ["DeviceOracle", "poison"]
+
+_TOLERANCE = TOLERANCES["bf16"]
 
 # Values compared at a time: 16 bytes each and the hash's scratch, half a GB (H200, 2026-11). Ever
 # smaller batches take the host longer than the device.
@@ -172,6 +174,61 @@ class DeviceOracle:
                 )
 
         return compare_products(got, groups(), contender=contender, stage=stage)
+
+    def check_gemm_combined(
+        self,
+        launch: int,
+        out: torch.Tensor,  # (num_tokens, hidden) bf16
+        *,
+        experts: Sequence[int],  # whose weight each physical expert of the group holds
+        num_k: int,
+        contender: str,
+        stage: str,
+    ) -> Verdict:
+        """Weighted sums of filled rows times the weights of their expert, in FP32.
+
+        Bounds are those of a product, of the rounding in which a row travels, and of the last one.
+        """
+        num_n, scale = out.shape[1], weight_scale(num_k)
+        columns = torch.arange(num_n, device=self._device)
+        total = torch.zeros(out.shape, dtype=torch.float32, device=self._device)
+        bound = torch.zeros_like(total)
+        for physical, number in enumerate(experts):
+            token, slot = (self._moved(part) for part in np.nonzero(self._topk_idx == physical))
+            if not len(token):
+                continue
+            a = row_bits(launch, self._rank, token, num_k, slot=slot).view(torch.bfloat16).float()
+            b = row_bits(WEIGHTS_LAUNCH, number, columns, num_k).view(torch.bfloat16) * scale
+            weight = self._topk_weights[token, slot, None]
+            rows = exact_product(a, b.float())
+            norms = torch.outer(
+                torch.linalg.vector_norm(a, dim=1), torch.linalg.vector_norm(b.float(), dim=1)
+            )
+            error = _TOLERANCE.per_term * num_k * norms
+            total.index_add_(0, token, weight * rows)
+            bound.index_add_(
+                0, token, weight * (error + _TOLERANCE.rounding * (rows.abs() + error))
+            )
+        bound += _TOLERANCE.rounding * (total.abs() + bound)
+        wrong = ~((out.float() - total).abs() <= bound)
+        num_wrong = int(torch.count_nonzero(wrong))
+        detail = f"{num_wrong} of {wrong.numel()} values differ" if num_wrong else ""
+        if num_wrong:
+            row, column = divmod(int(wrong.flatten().to(torch.uint8).argmax()), num_n)
+            detail += (
+                f", the first at [{row}, {column}]: got {out[row, column]:g}, want "
+                f"{total[row, column]:g} within {bound[row, column]:g}"
+            )
+        error = torch.nan_to_num((out.float() - total).abs(), nan=torch.inf)
+        return Verdict(
+            contender=contender,
+            stage=stage,
+            passed=num_wrong == 0,
+            num_values=wrong.numel(),
+            num_wrong=num_wrong,
+            max_error=float(error.max()) if error.numel() else 0.0,
+            detail=detail,
+        )
 
     def _check_received(
         self,

@@ -15,7 +15,13 @@ import torch
 from tilepipe.measure.gate import TOLERANCES
 from tilepipe.records import Verdict
 
-__all__ = ["compare_products", "concatenated_swiglu", "interleaved_swiglu", "scaled_rows"]
+__all__ = [
+    "compare_products",
+    "concatenated_swiglu",
+    "exact_product",
+    "interleaved_swiglu",
+    "scaled_rows",
+]
 
 _TOLERANCE = TOLERANCES["bf16"]
 # Rows multiplied at a time: their float32 products stay below half a GB.
@@ -42,7 +48,7 @@ def compare_products(
         for start in range(0, len(a), _BATCH_ROWS):
             part = a[start : start + _BATCH_ROWS].float()
             place = slice(rows.start + start, rows.start + start + len(part))
-            want = _exact_product(part, weights)
+            want = exact_product(part, weights)
             bound = torch.outer(torch.linalg.vector_norm(part, dim=1), norms)
             bound *= _TOLERANCE.per_term * part.shape[1]
             if epilogue is not None:
@@ -76,7 +82,7 @@ def compare_products(
     )
 
 
-def _exact_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def exact_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """A x B^T with FP32 products and sums, whatever the process allows elsewhere."""
     allowed = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False

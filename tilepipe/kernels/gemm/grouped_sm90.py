@@ -74,7 +74,16 @@ from tilepipe.kernels.semaphore import (
 )
 from tilepipe.kernels.watchdog import abort_word, give_up
 
-__all__ = ["NUM_THREADS", "gemm_entry"]
+__all__ = [
+    "NUM_THREADS",
+    "Operands",
+    "Place",
+    "allocate",
+    "gemm_entry",
+    "init_barriers",
+    "meet_all",
+    "work_on_tiles",
+]
 
 WARPS_OF_GROUP = 4
 THREADS_OF_GROUP = WARPS_OF_GROUP * LANES
@@ -87,7 +96,7 @@ LOAD_REGISTERS, CONSUMER_REGISTERS = 40, 232
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """Where a thread is, and what every role needs."""
 
     plan: KernelPlan
@@ -104,7 +113,7 @@ class _Place:
 
 
 @dataclass(frozen=True)
-class _Shared:
+class Shared:
     """Shared memory of a CTA."""
 
     a: Any  # (tile_m, TILE_K, stages)
@@ -118,7 +127,7 @@ class _Shared:
 
 
 @dataclass(frozen=True)
-class _Operands:
+class Operands:
     """Global tensors as TMA sees them, with their atoms."""
 
     tma_a: Any
@@ -735,8 +744,8 @@ def _descriptor_pointer(at: Int64, space=cute.AddressSpace.gmem) -> cute.Pointer
 
 
 @cute.jit
-def _init_barriers(shared: cutlass.Constexpr, plan: cutlass.Constexpr, thread: Int32):
-    """Set up all barriers of a CTA; nobody may use them before `_meet_all`."""
+def init_barriers(shared: cutlass.Constexpr, plan: cutlass.Constexpr, thread: Int32):
+    """Set up all barriers of a CTA; nobody may use them before `meet_all`."""
     cluster_m = plan.cluster_m
     if thread == 0:
         for i in cutlass.range_constexpr(plan.num_stages):
@@ -753,7 +762,7 @@ def _init_barriers(shared: cutlass.Constexpr, plan: cutlass.Constexpr, thread: I
 
 
 @cute.jit
-def _meet_all(cluster_m: cutlass.Constexpr):
+def meet_all(cluster_m: cutlass.Constexpr):
     """Wait for all threads of the cluster."""
     if cutlass.const_expr(cluster_m > 1):
         cute.arch.cluster_arrive()
@@ -762,8 +771,8 @@ def _meet_all(cluster_m: cutlass.Constexpr):
         cute.arch.sync_threads()
 
 
-def _allocate(plan: KernelPlan, layouts) -> _Shared:
-    memory = SmemAllocator()
+def allocate(memory, plan: KernelPlan, layouts) -> Shared:
+    """Shared memory of a CTA, out of an allocator."""
     layout_a, layout_b, layout_d = layouts
     a, b = (
         memory.allocate_tensor(BFloat16, layout.outer, byte_alignment=1024, swizzle=layout.inner)
@@ -779,7 +788,7 @@ def _allocate(plan: KernelPlan, layouts) -> _Shared:
         )
     barriers = memory.allocate_array(Int64, 2 * plan.num_stages + 2 * HANDED, byte_alignment=16)
     records = memory.allocate_array(Int32, RECORD_WORDS * HANDED, byte_alignment=16)
-    return _Shared(
+    return Shared(
         a=a,
         b=b,
         d=d,
@@ -789,6 +798,39 @@ def _allocate(plan: KernelPlan, layouts) -> _Shared:
         taken=barriers + (2 * plan.num_stages + HANDED),
         records=records,
     )
+
+
+@cute.jit
+def work_on_tiles(
+    place: cutlass.Constexpr,
+    shared: cutlass.Constexpr,
+    operands: cutlass.Constexpr,
+    tiled_mma: cute.TiledMma,
+    num_clusters: Int32,  # of the rank that take tiles
+    finish: cutlass.Constexpr = None,  # traced for the warps that have multiplied; None: nothing
+):
+    """All roles of a CTA, until no tile is left. Called by all threads, behind `meet_all`."""
+    plan, warp = place.plan, place.warp
+    if warp < WARPS_OF_GROUP:
+        cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
+        if warp == LOAD_WARP:
+            _load(place, shared, operands)
+        if cutlass.const_expr(plan.uses_store_warp):
+            if warp == STORE_WARP:
+                # The record before the first tile has been read: all but the producer say so.
+                _take_record(place, shared, Int32(1))
+                _store(place, shared, operands)
+        if warp == HAND_OUT_WARP and place.cta == 0:
+            _hand_out(place, shared, num_clusters)
+    else:
+        cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
+        _take_record(place, shared, Int32(1))
+        _multiply(place, shared, operands, tiled_mma, warp // WARPS_OF_GROUP - 1)
+        if cutlass.const_expr(finish is not None):
+            finish()
+    if cutlass.const_expr(plan.cluster_m > 1):
+        # The neighbour may still arrive at barriers of this CTA.
+        meet_all(plan.cluster_m)
 
 
 def gemm_entry(plan: KernelPlan, *, num_ranks: int = 1) -> Any:
@@ -822,32 +864,15 @@ def gemm_entry(plan: KernelPlan, *, num_ranks: int = 1) -> Any:
         if warp == LOAD_WARP:
             cpasync.prefetch_descriptor(tma_a)
             cpasync.prefetch_descriptor(tma_b)
-        shared = _allocate(plan, (layout_a, layout_b, layout_d))
-        place = _Place(plan, table, rank, num_ranks, limit_ns, warp, cute.arch.lane_idx(), cta)
-        operands = _Operands(
+        shared = allocate(SmemAllocator(), plan, (layout_a, layout_b, layout_d))
+        place = Place(plan, table, rank, num_ranks, limit_ns, warp, cute.arch.lane_idx(), cta)
+        operands = Operands(
             *(tma_a, m_a, tma_b, m_b, tma_d, m_d),
             *(Int64(plain_d.iterator.toint()), plain_d, scale, workspace),
         )
-        _init_barriers(shared, plan, thread)
-        _meet_all(plan.cluster_m)
-        if warp < WARPS_OF_GROUP:
-            cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
-            if warp == LOAD_WARP:
-                _load(place, shared, operands)
-            if cutlass.const_expr(plan.uses_store_warp):
-                if warp == STORE_WARP:
-                    # The record before the first tile has been read: all but the producer say so.
-                    _take_record(place, shared, Int32(1))
-                    _store(place, shared, operands)
-            if warp == HAND_OUT_WARP and cta == 0:
-                _hand_out(place, shared, num_clusters)
-        else:
-            cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
-            _take_record(place, shared, Int32(1))
-            _multiply(place, shared, operands, tiled_mma, warp // WARPS_OF_GROUP - 1)
-        if cutlass.const_expr(plan.cluster_m > 1):
-            # The neighbour may still arrive at barriers of this CTA.
-            _meet_all(plan.cluster_m)
+        init_barriers(shared, plan, thread)
+        meet_all(plan.cluster_m)
+        work_on_tiles(place, shared, operands, tiled_mma, num_clusters)
 
     @cute.jit
     def host(

@@ -1,0 +1,256 @@
+"""The experiment of dispatch -> GEMM on a CPU, plain copies and products in place of kernels."""
+
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.launch.points import compose_point  # noqa: E402
+from tilepipe.config.choices import Roles  # noqa: E402
+from tilepipe.config.schemas import config_from_dict  # noqa: E402
+from tilepipe.experiments.cuda import dispatch_gemm, layer  # noqa: E402
+from tilepipe.experiments.cuda.dispatch_gemm import CudaDispatchGemm  # noqa: E402
+from tilepipe.experiments.cuda.entry import symmetric_bytes_of  # noqa: E402
+from tilepipe.experiments.cuda.oracle import DeviceOracle  # noqa: E402
+from tilepipe.experiments.cuda.payload import fill_rows  # noqa: E402
+from tilepipe.experiments.cuda.session import knobs_of  # noqa: E402
+from tilepipe.experiments.setting import placed_routing, plan_settings, shape_of  # noqa: E402
+from tilepipe.fabric.table import Slot, Word  # noqa: E402
+from tilepipe.kernels.group import DeviceGroup  # noqa: E402
+from tilepipe.kernels.overlap import group as fused  # noqa: E402
+
+NUM_SMS = 132
+LAUNCH = 3
+
+
+def config_of(*words):
+    point = compose_point(
+        *("hardware=h200_x1", "kernel=dispatch_gemm", "workload=tiny", "measure=quick"),
+        *("launch.num_ranks=2", "kernel.num_comm_ctas=12", *words),
+    )
+    return config_from_dict(point.config)
+
+
+def group_of(config):
+    placed = placed_routing(config)
+    shape = shape_of(config, placed.physical, CudaDispatchGemm.memory(config))
+    return DeviceGroup(
+        plan_settings(config, placed),
+        shape,
+        knobs_of(config),
+        watchdog_s=1.0,
+        device=torch.device("cpu"),
+    )
+
+
+def test_symmetric_bytes_are_what_a_group_reserves_spare_buffers_included():
+    config = config_of()
+    group = group_of(config)
+
+    assert symmetric_bytes_of(config) == group.heap.rank_bytes
+    for slot, spare in (
+        (Slot.recv_x, Slot.spare_x),
+        (Slot.row_home, Slot.spare_row_home),
+        (Slot.row_flag, Slot.spare_flag),
+        (Slot.ready, Slot.spare_ready),
+    ):
+        assert group.tensor(1, slot).shape == group.tensor(1, spare).shape
+
+
+def test_communication_by_the_spare_table_touches_nothing_that_anybody_reads():
+    heap = group_of(config_of()).heap
+    table = fused.spare_table(heap)
+
+    changed = {Slot(place) for place in (table != heap.table).any(0).nonzero().flatten().tolist()}
+    # What comes home is kept twice only where something comes home.
+    assert changed >= {Slot.recv_x, Slot.row_home, Slot.row_flag, Slot.ready}
+    assert all(slot <= Slot.rank_ready for slot in changed)
+    assert torch.equal(table[:, int(Slot.recv_x)], heap.table[:, int(Slot.spare_x)])
+
+
+class PlainLaunch:
+    """Sends rows where its table says, if anybody sends, and multiplies what lies there."""
+
+    made: ClassVar[list["PlainLaunch"]] = []
+    flaw: ClassVar[str | None] = None
+
+    def __init__(self, plan, split, *, limit_ns, pace_gbps, pace_latency_ns):
+        self.plan, self.split = plan, split
+        self.made.append(self)
+
+    def bind(self, table, sending, *, first_rank, a, b, d):
+        self.sends_aside = not torch.equal(table, sending)
+
+        def launch():
+            group = PlainLaunch.group
+            if self.split.num_comm_ctas and not self.sends_aside:
+                send(group, PlainLaunch.payload)
+            for rank in group.ranks:
+                multiply(group, rank, b, PlainLaunch.outs[d.data_ptr()])
+
+        return launch
+
+
+def send(group, payload):
+    for rank in group.ranks:
+        oracle = DeviceOracle(group.routing, rank=rank, device=group.device)
+        _, held = group.plans[rank].layout.held_rows()
+        rows = torch.empty(len(held), group.shape.dispatch_hidden, dtype=torch.bfloat16)
+        oracle.fill_arrived(payload, rows)
+        group.tensor(rank, Slot.recv_x).view(torch.bfloat16)[torch.from_numpy(held)] = rows
+
+
+def multiply(group, rank, b, out):
+    layout, num_local = group.plans[rank].layout, group.settings.num_experts_per_rank
+    rows = group.tensor(rank, Slot.recv_x).view(torch.bfloat16)
+    for expert, count in enumerate(layout.expert_rows.tolist()):
+        first = int(layout.expert_first_row[expert])
+        part = rows[first : first + count].float() @ b[rank * num_local + expert].float().T
+        out[rank, first : first + count] = part.to(torch.bfloat16)
+    if PlainLaunch.flaw == "tile" and layout.num_rows:
+        out[rank, int(layout.tiles[0, 1])] += 1
+
+
+class PlainLauncher:
+    """Stands for launches of communication alone."""
+
+    def __init__(self, *_, **__):
+        pass
+
+    def prepare(self, *names):
+        pass
+
+    def launch(self, name):
+        if name == "dispatch":
+            send(PlainLaunch.group, PlainLaunch.payload)
+
+
+@pytest.fixture
+def trial(monkeypatch):
+    config = config_of()
+    group = group_of(config)
+    placed = placed_routing(config)
+    group.set_routing(placed.physical)
+    group.launcher = PlainLauncher()
+    monkeypatch.setattr(fused, "FusedLaunch", PlainLaunch)
+    monkeypatch.setattr(dispatch_gemm, "Launcher", PlainLauncher)
+    properties = SimpleNamespace(multi_processor_count=NUM_SMS)
+    monkeypatch.setattr(layer.torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(PlainLaunch, "made", [])
+    monkeypatch.setattr(PlainLaunch, "flaw", None)
+    monkeypatch.setattr(PlainLaunch, "group", group, raising=False)
+
+    def fill(launch):
+        PlainLaunch.payload = launch
+        for rank in group.ranks:
+            fill_rows(group.tensor(rank, Slot.x), launch, rank, torch.arange(32))
+
+    session = SimpleNamespace(
+        config=config,
+        placed=placed,
+        group=group,
+        ranks=group.ranks,
+        device=group.device,
+        routing=group.routing,
+        fill_rows_to_send=fill,
+        oracle=lambda rank: DeviceOracle(group.routing, rank=rank, device=group.device),
+    )
+    trial = CudaDispatchGemm(session)
+    PlainLaunch.outs = {out[0].data_ptr(): out for out in trial._out.values()}
+    return trial
+
+
+def run(trial, contender):
+    trial.prepare(contender, LAUNCH)
+    trial.poison(contender)
+    trial.run(contender)
+    return [
+        verdict
+        for rank in trial.session.ranks
+        for verdict in trial.check(contender, rank, LAUNCH, "before")
+    ]
+
+
+@pytest.mark.parametrize("contender", CudaDispatchGemm.checked)
+def test_products_of_rows_that_came_pass_on_poisoned_memory(trial, contender):
+    verdicts = run(trial, contender)
+
+    assert all(verdict.passed for verdict in verdicts)
+    assert sum(verdict.num_values for verdict in verdicts) > 0
+
+
+@pytest.mark.parametrize("contender", CudaDispatchGemm.checked)
+def test_one_wrong_row_of_a_tile_fails(trial, contender):
+    PlainLaunch.flaw = "tile"
+
+    assert not all(verdict.passed for verdict in run(trial, contender))
+
+
+def test_rungs_differ_in_who_has_sms_who_looks_at_flags_and_where_rows_go(trial):
+    # Two ranks share the chip: 66 SMs each, of which 12 communicate.
+    told = [
+        (
+            made.split.num_comm_ctas,
+            made.split.num_gemm_ctas,
+            made.plan.gemm.problem.wait is not None,
+            made.sends_aside,
+        )
+        for made in PlainLaunch.made
+    ]
+
+    assert told == [
+        (12, 54, True, False),  # fused
+        (0, 66, False, False),  # the second part of sequential
+        (0, 66, False, False),  # gemm_all
+        (0, 54, False, False),  # gemm_split
+        (0, 54, True, False),  # gemm_flags
+        (12, 54, True, True),  # gemm_contended
+        (12, 54, False, False),  # unsynced
+    ]
+    assert {made.plan.roles for made in PlainLaunch.made} == {Roles.fixed}
+
+
+@pytest.mark.parametrize(
+    ("contender", "opening"),
+    [
+        ("fused", {"exchange": True, "preset": False}),
+        ("gemm_split", {"exchange": True, "preset": False}),
+        ("gemm_flags", {"exchange": True, "preset": True}),
+        ("gemm_contended", {"exchange": True, "preset": True}),
+    ],
+)
+def test_flags_are_set_ahead_where_nothing_shall_wait(trial, monkeypatch, contender, opening):
+    opened = []
+    monkeypatch.setattr(trial.session.group, "open", lambda **words: opened.append(words))
+    trial.prepare("fused", LAUNCH)
+
+    trial.run(contender)
+
+    assert opened == [opening]
+
+
+def test_the_whole_launch_is_timed_of_operations_and_the_stage_of_rungs(trial):
+    asked = []
+    trial.session.time = lambda parts, whole: asked.append(([name for name, _ in parts], whole))
+
+    for contender in trial.contenders:
+        trial.time(contender)
+
+    wholes = {name for name, (_, whole) in zip(trial.contenders, asked, strict=True) if whole}
+    assert wholes == {"fused", "sequential", "dispatch"}
+    assert all(names == ["plan", "stage"] for names, _ in asked)
+
+
+@pytest.mark.parametrize("contender", CudaDispatchGemm.contenders)
+def test_tiles_of_every_rank_are_uploaded_ahead_of_each_launch(trial, contender):
+    trial.prepare(contender, LAUNCH)
+
+    for rank in trial.session.ranks:
+        words = trial.session.group.tensor(rank, Slot.words)
+        layout = trial.session.group.plans[rank].layout
+        assert int(words[int(Word.num_gemm_tiles)]) >= layout.num_tiles > 0
+        assert int(words[int(Word.num_first)]) + int(words[int(Word.num_rest)]) == int(
+            words[int(Word.num_sends)]
+        )

@@ -1,0 +1,258 @@
+"""The experiment of GEMM -> combine on a CPU, plain products and sums in place of kernels."""
+
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.launch.points import compose_point  # noqa: E402
+from tilepipe.config.choices import Roles  # noqa: E402
+from tilepipe.config.schemas import config_from_dict  # noqa: E402
+from tilepipe.experiments.cuda import gemm_combine, layer  # noqa: E402
+from tilepipe.experiments.cuda.entry import symmetric_bytes_of  # noqa: E402
+from tilepipe.experiments.cuda.gemm_combine import CudaGemmCombine  # noqa: E402
+from tilepipe.experiments.cuda.oracle import DeviceOracle  # noqa: E402
+from tilepipe.experiments.cuda.session import knobs_of  # noqa: E402
+from tilepipe.experiments.setting import placed_routing, plan_settings, shape_of  # noqa: E402
+from tilepipe.fabric.table import Slot, Word  # noqa: E402
+from tilepipe.kernels.group import DeviceGroup  # noqa: E402
+from tilepipe.kernels.overlap import home_group  # noqa: E402
+from tilepipe.schedule.packed import SLOT_BITS, TOKEN_BITS  # noqa: E402
+
+LAUNCH = 3
+
+
+def config_of(*words):
+    point = compose_point(
+        *("hardware=h200_x1", "kernel=gemm_combine", "workload=tiny", "measure=quick"),
+        *("launch.num_ranks=2", "kernel.num_comm_ctas=12", *words),
+    )
+    return config_from_dict(point.config)
+
+
+def group_of(config):
+    placed = placed_routing(config)
+    return DeviceGroup(
+        plan_settings(config, placed),
+        shape_of(config, placed.physical, CudaGemmCombine.memory(config)),
+        knobs_of(config),
+        watchdog_s=1.0,
+        device=torch.device("cpu"),
+    )
+
+
+def test_symmetric_bytes_are_what_a_group_reserves_spare_buffers_included():
+    config = config_of()
+    group = group_of(config)
+
+    assert symmetric_bytes_of(config) == group.heap.rank_bytes
+    for slot, spare in (
+        (Slot.home_y, Slot.spare_y),
+        (Slot.token_ready, Slot.spare_token_ready),
+        (Slot.rank_ready, Slot.spare_rank_ready),
+    ):
+        assert group.tensor(1, slot).shape == group.tensor(1, spare).shape
+
+
+class PlainLaunch:
+    """Multiplies, brings home what it made and sums it, as far as its plan does."""
+
+    made: ClassVar[list["PlainLaunch"]] = []
+    flaw: ClassVar[str | None] = None
+
+    def __init__(self, plan, split, *, limit_ns, pace_gbps, pace_latency_ns):
+        self.plan, self.split = plan, split
+        self.made.append(self)
+
+    def bind(self, table, sending, *, first_rank, a, b, d):
+        self.sends_aside = not torch.equal(table, sending)
+
+        def launch():
+            group, operands = PlainLaunch.group, PlainLaunch.operands
+            for rank in group.ranks:
+                multiply(group, rank, operands[rank], b)
+            if self.split.num_comm_ctas and not self.sends_aside:
+                push(group)
+            if self.plan.reduces:
+                reduce(group, Slot.out)
+
+        return launch
+
+
+def multiply(group, rank, a, b):
+    layout, num_local = group.plans[rank].layout, group.settings.num_experts_per_rank
+    out = group.tensor(rank, Slot.y).view(torch.bfloat16)
+    for expert, count in enumerate(layout.expert_rows.tolist()):
+        first = int(layout.expert_first_row[expert])
+        part = a[first : first + count].float() @ b[rank * num_local + expert].float().T
+        out[first : first + count] = part.to(torch.bfloat16)
+
+
+def push(group):
+    for rank in group.ranks:
+        _, held = group.plans[rank].layout.held_rows()
+        homes = group.tensor(rank, Slot.row_home)[torch.from_numpy(held)].tolist()
+        for row, home in zip(held.tolist(), homes, strict=True):
+            peer, token = home >> (TOKEN_BITS + SLOT_BITS), (home >> SLOT_BITS) & 0xFFFFFFFF
+            place = token * group.settings.num_topk + (home & 0xFFFF)
+            group.tensor(peer, Slot.home_y)[place] = group.tensor(rank, Slot.y)[row]
+
+
+def reduce(group, slot):
+    for rank in group.ranks:
+        ids, weights = (torch.from_numpy(part[rank]) for part in PlainLaunch.routing)
+        rows = group.tensor(rank, Slot.home_y).view(torch.bfloat16).float()
+        rows = rows.view(*ids.shape, -1) * weights[..., None]
+        total = torch.where(ids[..., None] >= 0, rows, torch.zeros(())).sum(1)
+        if PlainLaunch.flaw == "token":
+            total[0] += 1
+        group.tensor(rank, slot).view(torch.bfloat16)[: len(total)] = total.to(torch.bfloat16)
+
+
+class PlainLauncher:
+    """Stands for launches of communication alone."""
+
+    def __init__(self, *_, **__):
+        pass
+
+    def prepare(self, *names):
+        pass
+
+    def launch(self, name):
+        if name == "push":
+            push(PlainLaunch.group)
+        if name == "reduce":
+            reduce(PlainLaunch.group, Slot.reduced)
+
+
+def let_rows_know_home(group):
+    """What a dispatch without payload leaves."""
+    homes = group._homes()
+    for rank in group.ranks:
+        _, held = group.plans[rank].layout.held_rows()
+        source, token = (torch.from_numpy(part[held]).long() for part in homes[rank])
+        ids = PlainLaunch.routing[0]
+        first = rank * group.settings.num_experts_per_rank
+        tile_of, _ = group.plans[rank].layout.held_rows()
+        experts = group.plans[rank].layout.tiles[tile_of, 0] + first
+        slots = [
+            int((ids[int(s)][int(t)] == e).nonzero()[0][0])
+            for s, t, e in zip(source, token, experts.tolist(), strict=True)
+        ]
+        group.tensor(rank, Slot.row_home)[torch.from_numpy(held)] = (
+            source << (TOKEN_BITS + SLOT_BITS) | token << SLOT_BITS | torch.tensor(slots)
+        )
+
+
+@pytest.fixture
+def trial(monkeypatch):
+    config = config_of()
+    group, placed = group_of(config), placed_routing(config)
+    routing = placed.physical
+    group.set_routing(routing)
+    group.launcher = PlainLauncher()
+    monkeypatch.setattr(home_group, "FusedLaunch", PlainLaunch)
+    monkeypatch.setattr(gemm_combine, "Launcher", PlainLauncher)
+    properties = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(layer.torch.cuda, "get_device_properties", lambda _: properties)
+    for name, value in (
+        ("made", []),
+        ("flaw", None),
+        ("group", group),
+        ("routing", (routing.topk_idx, routing.topk_weights)),
+    ):
+        monkeypatch.setattr(PlainLaunch, name, value, raising=False)
+    session = SimpleNamespace(
+        config=config,
+        placed=placed,
+        group=group,
+        ranks=group.ranks,
+        device=group.device,
+        routing=routing,
+        exchange_homes=lambda: let_rows_know_home(group),
+        oracle=lambda rank: DeviceOracle(routing, rank=rank, device=group.device),
+    )
+    trial = CudaGemmCombine(session)
+    PlainLaunch.operands = trial._a
+    return trial
+
+
+def run(trial, contender):
+    trial.prepare(contender, LAUNCH)
+    trial.poison(contender)
+    trial.run(contender)
+    return [
+        verdict
+        for rank in trial.session.ranks
+        for verdict in trial.check(contender, rank, LAUNCH, "before")
+    ]
+
+
+@pytest.mark.parametrize("contender", CudaGemmCombine.checked)
+def test_sums_of_rows_that_came_home_pass_on_poisoned_memory(trial, contender):
+    verdicts = run(trial, contender)
+
+    assert [verdict.detail for verdict in verdicts] == ["", ""]
+    assert sum(verdict.num_values for verdict in verdicts) > 0
+
+
+@pytest.mark.parametrize("contender", CudaGemmCombine.checked)
+def test_one_wrong_token_fails(trial, contender):
+    PlainLaunch.flaw = "token"
+
+    assert not any(verdict.passed for verdict in run(trial, contender))
+
+
+def test_rows_of_another_launch_fail(trial):
+    trial.prepare("fused", LAUNCH + 1)
+    trial.run("fused")
+
+    assert not any(trial.check("fused", rank, LAUNCH, "after")[0].passed for rank in (0, 1))
+
+
+def test_rungs_differ_in_who_has_sms_who_tells_of_tiles_and_where_rows_go(trial):
+    told = [
+        (
+            made.split.num_comm_ctas,
+            made.split.num_gemm_ctas,
+            made.plan.gemm.problem.publish,
+            made.plan.reduces,
+            made.sends_aside,
+        )
+        for made in PlainLaunch.made
+    ]
+
+    # Two ranks share the chip: 66 SMs each, of which 12 communicate.
+    assert told == [
+        (0, 66, False, False, False),  # gemm_all, also the first part of sequential
+        (12, 54, True, True, False),  # fused
+        (0, 54, False, False, False),  # gemm_split
+        (0, 54, True, False, False),  # gemm_publish
+        (12, 54, True, False, True),  # gemm_contended
+    ]
+    assert {made.plan.roles for made in PlainLaunch.made} == {Roles.fixed}
+
+
+def test_the_whole_launch_is_timed_of_operations_and_the_stage_of_rungs(trial):
+    asked = []
+    trial.session.time = lambda parts, whole: asked.append(whole)
+
+    for contender in trial.contenders:
+        trial.time(contender)
+
+    wholes = {name for name, whole in zip(trial.contenders, asked, strict=True) if whole}
+    assert wholes == {"fused", "sequential", "push"}
+
+
+@pytest.mark.parametrize("contender", CudaGemmCombine.contenders)
+def test_units_of_every_rank_are_uploaded_ahead_of_each_launch(trial, contender):
+    trial.prepare(contender, LAUNCH)
+
+    group = trial.session.group
+    for rank in trial.session.ranks:
+        words, layout = group.tensor(rank, Slot.words), group.plans[rank].layout
+        num_units = int(words[int(Word.num_units)])
+        assert num_units == layout.num_tiles * group.settings.num_chunks > 0
+        assert int(words[int(Word.max_stored)]) == len(group.tensor(rank, Slot.tile_stored))

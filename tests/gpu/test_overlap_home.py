@@ -1,0 +1,109 @@
+"""GEMM -> combine in one launch, on a device: every token, and the same bits as unfused."""
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
+
+from tests.experiments.pairwise import pairwise  # noqa: E402
+from tests.gpu.overlaps import Chosen, HomeCase  # noqa: E402
+from tests.gpu.test_overlap import name_of, routings_of  # noqa: E402
+from tilepipe.config.choices import (  # noqa: E402
+    Copy,
+    Granularity,
+    HomeGranularity,
+    Layout,
+    Roles,
+    StoreMode,
+)
+from tilepipe.fabric.table import Slot, Word  # noqa: E402
+from tilepipe.fabric.watch import WatchdogTimeout  # noqa: E402
+from tilepipe.kernels.gemm.plan import GemmTuning  # noqa: E402
+
+# K 256, N 1024: four N tiles.
+PLAIN = {"n": 1024, "roles": Roles.switch}
+ALONE = [
+    {},
+    {"copy": Copy.simt},
+    {"num_chunks": 4},
+    {"num_chunks": 2, "copy": Copy.simt},
+    {"roles": Roles.fixed},
+    {"granularity": Granularity.token},
+    {"granularity": Granularity.expert, "copy": Copy.simt},
+    {"home_granularity": HomeGranularity.rank, "num_ranks": 2},
+    {"num_ranks": 4, "num_chunks": 4},
+    {"num_ranks": 8, "copy": Copy.simt},
+    {"layout": Layout.packed, "num_chunks": 4, "num_ranks": 2},
+    {"tuning": GemmTuning(cluster_m=2), "num_chunks": 2, "num_ranks": 2},
+    {"tuning": GemmTuning(store=StoreMode.direct), "num_chunks": 4},
+    # Columns that are no multiple of a tile.
+    {"n": 1000},
+]
+AXES = {
+    "num_ranks": [1, 2, 4, 8],
+    "copy": list(Copy),
+    "granularity": list(Granularity),
+    "layout": list(Layout),
+    "roles": list(Roles),
+    "num_chunks": [1, 2, 4],
+    "home_granularity": list(HomeGranularity),
+    "kind": ["uniform", "one_expert", "masked"],
+}
+CASES = [*ALONE, *pairwise(AXES, lambda case: True)]
+
+
+def chosen_of(case):
+    return Chosen(**{**PLAIN, **{key: value for key, value in case.items() if key != "kind"}})
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_tokens_are_right_and_the_same_bits_as_unfused_launch_after_launch(case):
+    chosen = chosen_of(case)
+    routings = routings_of(chosen, case.get("kind", "uniform"))
+    home = HomeCase(chosen, routings)
+
+    for number, routing in enumerate(routings, start=1):
+        home.prepare(routing, number)
+        assert home.run() == []
+        fused = home.outputs()
+        for own, other in zip(fused, home.run_unfused(), strict=True):
+            assert torch.equal(own, other)
+
+
+@pytest.mark.parametrize("copy", list(Copy))
+def test_tokens_wait_for_rows_that_come_home_late(copy):
+    chosen = chosen_of({"copy": copy, "pace_gbps": 2.0, "pace_latency_ns": 20_000, "num_ranks": 2})
+    (routing,) = routings_of(chosen, count=1)
+    home = HomeCase(chosen, [routing])
+
+    home.prepare(routing, 1)
+
+    assert home.run() == []
+
+
+@pytest.mark.parametrize(
+    "case", [{"num_chunks": 4}, {"num_ranks": 8, "copy": Copy.simt}], ids=name_of
+)
+def test_a_hundred_launches_of_changing_routing_stay_right(case):
+    chosen = chosen_of(case)
+    kinds = ("uniform", "one_expert", "masked")
+    routings = [routing for kind in kinds for routing in routings_of(chosen, kind)]
+    home = HomeCase(chosen, routings)
+
+    for number in range(100):
+        home.prepare(routings[number % len(routings)], number + 1)
+        assert home.run() == [], f"launch {number}"
+
+
+def test_a_tile_that_nobody_stores_ends_in_a_sentence():
+    chosen = chosen_of({"watchdog_s": 0.3})
+    (routing,) = routings_of(chosen, count=1)
+    home = HomeCase(chosen, [routing])
+    home.prepare(routing, 1)
+    home.group.tensor(0, Slot.words)[int(Word.num_gemm_tiles)] -= 1
+
+    with pytest.raises(WatchdogTimeout, match=r"role (push, M tile|reduce, token) \d+: expected"):
+        home.run()

@@ -1,0 +1,116 @@
+"""The code of GEMM -> combine in one launch: what it must hold and must not.
+
+Compiled for sm_90a; needs no GPU.
+"""
+
+import re
+from dataclasses import dataclass
+
+import pytest
+
+from tests.kernels.sass import MachineCode, disassemble
+from tests.kernels.test_gemm_code import LAUNCH_REGISTERS
+from tilepipe.config.choices import Copy, Granularity, Layout, Roles
+from tilepipe.kernels.constants import Constants
+from tilepipe.kernels.gemm.plan import GemmProblem, GemmTuning, plan_gemm
+from tilepipe.kernels.overlap.home import HomePlan, plan_home_launch
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+# copy, roles, ranks of the launch, granularity, CTAs of a cluster
+PLANS = {
+    "simt": (Copy.simt, Roles.switch, 1, Granularity.tile, 1),
+    "tma_cluster": (Copy.tma, Roles.switch, 8, Granularity.token, 2),
+}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The kernel of one plan, as PTX and as machine code."""
+
+    plan: HomePlan
+    ptx: str
+    machine: MachineCode
+
+
+@pytest.fixture(scope="module", params=PLANS)
+def compiled(request):
+    # Only where it is wanted: the import takes two seconds.
+    from tilepipe.fabric.table import NUM_SLOTS
+    from tilepipe.kernels.overlap.launch import compile_overlap
+
+    copy, roles, num_ranks, granularity, cluster_m = PLANS[request.param]
+    problem = GemmProblem(
+        n=7168,
+        k=2048,
+        num_experts=32,
+        layout=Layout.packed,
+        group_align=128,
+        publish=True,
+        num_chunks=4,
+    )
+    plan = plan_home_launch(
+        plan_gemm(problem, GemmTuning(cluster_m=cluster_m), num_gemm_ctas=cluster_m, num_sms=132),
+        Constants(
+            num_ranks=num_ranks,
+            num_experts_per_rank=32,
+            num_topk=8,
+            row_bytes=14_336,
+            granularity=granularity,
+            num_chunks=4,
+            copy=copy,
+            num_warps=8,
+        ),
+        roles=roles,
+        table_slots=NUM_SLOTS,
+        num_launch_ranks=num_ranks,
+        a_rank_pitch=4096 * 2048,
+        d_rank_pitch=4096 * 7168,
+    )
+    code = compile_overlap(plan)
+    return Compiled(plan, code.ptx, disassemble(code.cubin))
+
+
+def test_all_roles_have_a_register_for_every_value(compiled):
+    machine = compiled.machine
+
+    assert ".local" not in compiled.ptx
+    assert [code for code in machine.opcodes if code.startswith(("LDL", "STL"))] == []
+    assert (machine.frame_bytes, machine.num_registers) == (0, LAUNCH_REGISTERS)
+
+
+def test_rows_are_told_at_home_behind_a_release_for_all_devices(compiled):
+    by_bulk = compiled.plan.constants.copy is Copy.tma
+    told = compiled.ptx.index("red.relaxed.sys.global.add.s32")
+    release = compiled.ptx.rindex("fence.acq_rel.sys", 0, told)
+
+    if by_bulk:
+        fence = compiled.ptx.rindex("fence.proxy.async.global", 0, release)
+        done = compiled.ptx.rindex("cp.async.bulk.wait_group \t0", 0, fence)
+        pushed = compiled.ptx.rindex("cp.async.bulk.global.shared::cta", 0, done)
+        assert pushed < done < fence < release < told
+    else:
+        stored = compiled.ptx.rindex("st.global", 0, release)
+        assert stored < release < told
+
+
+def test_stored_tiles_are_acquired_before_their_rows_are_read(compiled):
+    by_bulk = compiled.plan.constants.copy is Copy.tma
+    read = compiled.ptx.index(
+        "cp.async.bulk.shared::cluster.global" if by_bulk else "ld.global.L1::no_allocate"
+    )
+    acquire = compiled.ptx.rindex("fence.acq_rel.gpu", 0, read)
+    poll = compiled.ptx.rindex("ld.relaxed.gpu.global", 0, acquire)
+
+    assert poll < acquire < read
+    if by_bulk:
+        assert "fence.proxy.async.global" in compiled.ptx[acquire:read]
+
+
+def test_the_gemm_tells_of_tiles_behind_their_stores_for_its_own_device(compiled):
+    assert compiled.ptx.count("red.relaxed.gpu.global.add.s32") == 1
+
+
+def test_nothing_is_read_through_the_read_only_path(compiled):
+    assert not re.search(r"\bld\.global\S*\.nc\b|\bldu\b|\btex\b", compiled.ptx)
+    assert not [code for code in compiled.machine.opcodes if "CONSTANT" in code]

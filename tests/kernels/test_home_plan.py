@@ -1,0 +1,152 @@
+"""How stored tiles go home, and every sentence that refuses a plan. Needs no GPU."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilepipe.config.choices import Copy, Granularity, Layout, Roles
+from tilepipe.kernels.constants import Constants
+from tilepipe.kernels.gemm.plan import GemmProblem, GemmTuning, plan_gemm
+from tilepipe.kernels.gemm.tiles import pack_cluster_tiles
+from tilepipe.kernels.overlap.home import (
+    REDUCING_WARPS,
+    RING_BYTES,
+    order_units,
+    plan_home_launch,
+)
+from tilepipe.schedule.completion import plan_completion
+from tilepipe.schedule.layout import make_layout
+from tilepipe.schedule.settings import PlanSettings
+
+PROBLEM = GemmProblem(
+    n=7168,
+    k=2048,
+    num_experts=32,
+    layout=Layout.packed,
+    group_align=128,
+    publish=True,
+    num_chunks=4,
+)
+CONSTANTS = Constants(
+    num_ranks=1,
+    num_experts_per_rank=32,
+    num_topk=8,
+    row_bytes=14_336,
+    granularity=Granularity.tile,
+    num_chunks=4,
+    num_warps=8,
+)
+SETTINGS = {"roles": Roles.switch, "table_slots": 40}
+
+
+def gemm_plan(problem=PROBLEM, **tuning):
+    return plan_gemm(problem, GemmTuning(**tuning), num_gemm_ctas=120, num_sms=132)
+
+
+@pytest.mark.parametrize("copy", list(Copy))
+def test_pieces_are_chunks_or_whole_rows_and_groups_fit_a_ring(copy):
+    constants = replace(CONSTANTS, copy=copy)
+
+    by_chunk = plan_home_launch(gemm_plan(), constants, **SETTINGS)
+    whole = plan_home_launch(
+        gemm_plan(), replace(constants, granularity=Granularity.token), **SETTINGS
+    )
+
+    assert (by_chunk.num_pieces, by_chunk.piece_bytes) == (4, 3584)
+    assert (whole.num_pieces, whole.piece_bytes) == (1, 14_336)
+    for plan in (by_chunk, whole):
+        assert 1 <= plan.group_rows <= 32
+        assert plan.num_groups * plan.group_rows >= plan.gemm.tile_m
+        if copy is Copy.tma:
+            assert plan.group_rows * plan.piece_bytes <= RING_BYTES
+
+
+def test_rings_leave_alone_what_is_staged_to_be_stored():
+    gemm = gemm_plan()
+
+    assert gemm.num_stages * gemm.stage_bytes >= REDUCING_WARPS * RING_BYTES
+    assert plan_home_launch(gemm, CONSTANTS, **SETTINGS).smem_bytes <= 227 * 1024
+
+
+def test_chunks_of_unlike_size_are_refused():
+    uneven = replace(PROBLEM, num_chunks=3)
+
+    with pytest.raises(ValueError, match=r"num_chunks=3: .* type kernel.granularity=token"):
+        plan_home_launch(gemm_plan(uneven), replace(CONSTANTS, num_chunks=3), **SETTINGS)
+
+
+def test_more_warps_than_have_rings_are_refused():
+    with pytest.raises(ValueError, match=r"num_comm_warps=12: .* at most 8 warps by copy=tma"):
+        plan_home_launch(gemm_plan(), replace(CONSTANTS, copy=Copy.tma, num_warps=12), **SETTINGS)
+    with pytest.raises(ValueError, match=r"num_comm_warps=16: .* at most 12 warps by copy=simt"):
+        plan_home_launch(gemm_plan(), replace(CONSTANTS, num_warps=16), **SETTINGS)
+
+
+def test_pieces_wider_than_a_ring_are_refused():
+    wide = replace(CONSTANTS, copy=Copy.tma, granularity=Granularity.token, row_bytes=28_672)
+
+    with pytest.raises(ValueError, match=r"pieces of 28672 bytes do not fit .* type kernel.copy"):
+        plan_home_launch(gemm_plan(), wide, **SETTINGS)
+
+
+def test_too_small_operands_for_the_rings_of_the_reduction_are_refused():
+    with pytest.raises(ValueError, match=r"num_stages=2: .* choose more stages or a larger tile"):
+        plan_home_launch(gemm_plan(num_stages=2), CONSTANTS, **SETTINGS)
+
+
+def test_tables_of_more_ranks_than_fit_beside_the_stages_are_refused():
+    with pytest.raises(ValueError, match=r"num_stages=4: .* choose one stage less"):
+        plan_home_launch(gemm_plan(), replace(CONSTANTS, num_ranks=32), **SETTINGS)
+
+
+@given(
+    rows=st.lists(st.integers(0, 700), min_size=1, max_size=6),
+    num_chunks=st.sampled_from([1, 2, 3, 5]),
+    cluster_m=st.sampled_from([1, 2]),
+    num_cut=st.integers(0, 3),
+    granularity=st.sampled_from(list(Granularity)),
+)
+def test_every_unit_goes_home_once_in_the_order_of_its_last_tile(
+    rows, num_chunks, cluster_m, num_cut, granularity
+):
+    problem = replace(PROBLEM, n=1280, num_experts=len(rows), num_chunks=num_chunks)
+    gemm = gemm_plan(problem, cluster_m=cluster_m, raster_m=2)
+    settings = PlanSettings(
+        num_ranks=1,
+        num_experts=len(rows),
+        num_topk=1,
+        layout=Layout.packed,
+        num_n_tiles=gemm.num_n_tiles,
+        num_chunks=num_chunks,
+        granularity=granularity,
+    )
+    layout = make_layout(0, np.array([rows], np.int32), settings)
+    records = pack_cluster_tiles(
+        layout,
+        num_cut=num_cut if cluster_m == 1 else 0,
+        tile_m=128,
+        cluster_m=cluster_m,
+        raster_m=2,
+        plan_tile_m=128,
+    )
+
+    units = order_units(records, layout, gemm, granularity)
+
+    tiles = range(layout.num_tiles)
+    chunks = range(num_chunks) if granularity is Granularity.tile else range(1)
+    assert sorted(map(tuple, units[:, :2].tolist())) == [(t, c) for t in tiles for c in chunks]
+    if granularity is Granularity.tile:
+        assert len(units) == plan_completion(layout, settings).num_units
+    for tile, _, first, count in units.tolist():
+        if granularity is Granularity.expert:
+            expert = layout.tiles[tile, 0]
+            own = np.flatnonzero(layout.tiles[:, 0] == expert)
+            assert (first, count) == (own[0], len(own))
+        else:
+            assert (first, count) == (tile, 1)
+    # Experts are handed out one after the other, so their units come so.
+    experts = layout.tiles[units[:, 0], 0]
+    assert (np.diff(experts) >= 0).all()

@@ -1,0 +1,150 @@
+"""The code of fused launches, in a few of their plans: what it must hold and must not.
+
+Compiled for sm_90a; needs no GPU.
+"""
+
+import re
+from dataclasses import dataclass
+
+import pytest
+
+from tests.kernels.sass import MachineCode, disassemble
+from tests.kernels.test_gemm_code import LAUNCH_REGISTERS
+from tilepipe.config.choices import Copy, Granularity, Layout, Roles, StoreMode
+from tilepipe.kernels.constants import Constants
+from tilepipe.kernels.gemm.plan import GemmProblem, GemmTuning, plan_gemm
+from tilepipe.kernels.overlap.plan import OverlapPlan
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+HIDDEN, N = 7168, 4096
+# copy, roles, ranks of the launch, granularity, layout, tuning; all begin together but the first
+PLANS = {
+    "tma": (Copy.tma, Roles.fixed, 1, Granularity.tile, Layout.padded, GemmTuning()),
+    "simt_cluster": (
+        *(Copy.simt, Roles.switch, 8, Granularity.token, Layout.packed),
+        GemmTuning(cluster_m=2),
+    ),
+    "tma_together": (
+        *(Copy.tma, Roles.switch, 8, Granularity.tile, Layout.padded),
+        GemmTuning(cluster_m=2),
+    ),
+    "tma_direct": (
+        *(Copy.tma, Roles.switch, 2, Granularity.expert, Layout.packed),
+        GemmTuning(store=StoreMode.direct),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The kernel of one plan, as PTX and as machine code."""
+
+    plan: OverlapPlan
+    ptx: str
+    machine: MachineCode
+
+    def count(self, opcode: str) -> int:
+        return sum(code.startswith(opcode) for code in self.machine.opcodes)
+
+
+@pytest.fixture(scope="module", params=PLANS)
+def compiled(request):
+    # Only where it is wanted: the import takes two seconds.
+    from tilepipe.kernels.overlap.launch import compile_overlap, make_plan
+
+    copy, roles, num_ranks, granularity, layout, tuning = PLANS[request.param]
+    problem = GemmProblem(
+        n=N, k=HIDDEN, num_experts=32, layout=layout, group_align=128, wait=granularity
+    )
+    plan = make_plan(
+        plan_gemm(problem, tuning, num_gemm_ctas=tuning.cluster_m, num_sms=132),
+        Constants(
+            num_ranks=num_ranks,
+            num_experts_per_rank=32,
+            num_topk=8,
+            row_bytes=2 * HIDDEN,
+            granularity=granularity,
+            copy=copy,
+            num_warps=4 if copy is Copy.tma else 12,
+        ),
+        roles=roles,
+        opens=request.param != "tma",
+        gates=request.param != "tma",
+        num_launch_ranks=num_ranks,
+        a_rank_pitch=4096 * HIDDEN,
+        d_rank_pitch=4096 * N,
+    )
+    code = compile_overlap(plan)
+    return Compiled(plan, code.ptx, disassemble(code.cubin))
+
+
+def test_both_roles_have_a_register_for_every_value(compiled):
+    machine = compiled.machine
+
+    assert ".local" not in compiled.ptx
+    assert [code for code in machine.opcodes if code.startswith(("LDL", "STL"))] == []
+    assert (machine.frame_bytes, machine.num_registers) == (0, LAUNCH_REGISTERS)
+
+
+def test_rows_are_acquired_and_fenced_by_the_warp_that_issues_the_first_load_of_a_tile(compiled):
+    ptx = compiled.ptx
+    load = re.search(r"cp\.async\.bulk\.tensor\.\dd\.shared", ptx).start()
+    # Between the poll and the load nothing but the two fences orders: no other warp takes part.
+    # (That CTAs begin together is no part of it: that wait comes before.)
+    fence = ptx.rindex("fence.proxy.async.global", 0, load)
+    acquire = ptx.rindex("fence.acq_rel.sys", 0, fence)
+    poll = ptx.rindex("ld.relaxed.sys.global", 0, acquire)
+
+    assert poll < acquire < fence < load
+    assert "bar.sync" not in ptx[poll:load]
+    assert "mbarrier.arrive" not in ptx[poll:fence]
+
+
+def test_rows_are_pushed_by_the_copy_that_was_chosen(compiled):
+    pushes = len(re.findall(r"cp\.async\.bulk\.global\.shared::cta", compiled.ptx))
+    by_bulk = compiled.plan.constants.copy is Copy.tma
+
+    assert (pushes > 0) == by_bulk
+    # Rows and what is told of them go to peers; released at system scope.
+    assert re.search(r"(red|st)\.relaxed\.sys\.global", compiled.ptx)
+    if not by_bulk:
+        loads = compiled.plan.constants.num_loads
+        assert compiled.count("LDG.E.NA.LTC256B.128") + compiled.count("LDG.E.LTC256B.128") > 0
+        assert len(re.findall(r"ld\.global\S*\.v4", compiled.ptx)) >= loads
+
+
+def test_products_are_pipelined_as_in_the_gemm_alone(compiled):
+    waits = re.findall(r"wgmma\.wait_group\.sync\.aligned\s+(\d+)", compiled.ptx)
+
+    assert waits == ["1", "0"]
+    assert compiled.count("WARPGROUP.DEPBAR") == 2
+    assert compiled.count("HGMMA") == 8
+
+
+def test_stages_of_communication_lie_where_operands_will_and_barriers_behind_both(compiled):
+    gemm = compiled.plan.gemm
+    rings = gemm.num_stages * gemm.stage_bytes + gemm.staging_bytes
+    places = [
+        int(place)
+        for place in re.findall(r"mbarrier\.init\.shared\.b64\s+\[%r\d+\+(\d+)\]", compiled.ptx)
+    ]
+
+    assert compiled.plan.constants.num_warps * compiled.plan.ring_bytes <= rings
+    assert min(places) >= rings
+    assert max(places) < compiled.plan.smem_bytes
+
+
+def test_nothing_is_read_through_the_read_only_path(compiled):
+    assert not re.search(r"\bld\.global\S*\.nc\b|\bldu\b|\btex\b", compiled.ptx)
+    assert not [code for code in compiled.machine.opcodes if "CONSTANT" in code]
+
+
+def test_every_wait_inside_a_cta_is_bounded(compiled):
+    # Each wait is a first try and a loop that looks at the clock: those of the GEMM trap, those of
+    # bulk copies give up.
+    tries = compiled.ptx.count("mbarrier.try_wait")
+
+    assert "mbarrier.test_wait" not in compiled.ptx
+    assert tries % 2 == 0
+    assert compiled.ptx.count("%globaltimer") >= tries

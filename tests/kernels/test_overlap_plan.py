@@ -1,0 +1,125 @@
+"""What a fused launch is planned as, and every sentence that refuses one. Needs no GPU."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilepipe.config.choices import Copy, Granularity, Layout, Roles
+from tilepipe.kernels.constants import Constants
+from tilepipe.kernels.gemm.choices import Clip
+from tilepipe.kernels.gemm.plan import GemmProblem, GemmTuning, plan_gemm
+from tilepipe.kernels.overlap.plan import plan_overlap, split_chip
+
+PROBLEM = GemmProblem(
+    n=4096,
+    k=7168,
+    num_experts=32,
+    layout=Layout.packed,
+    group_align=128,
+    wait=Granularity.tile,
+)
+CONSTANTS = Constants(
+    num_ranks=1,
+    num_experts_per_rank=32,
+    num_topk=8,
+    row_bytes=14_336,
+    granularity=Granularity.tile,
+    copy=Copy.tma,
+    num_warps=4,
+)
+SETTINGS = {"roles": Roles.fixed, "ring_bytes": 3 * 14_336, "table_slots": 31}
+
+
+def gemm_plan(**tuning):
+    return plan_gemm(PROBLEM, GemmTuning(**tuning), num_gemm_ctas=124, num_sms=132)
+
+
+def test_one_code_serves_every_split():
+    plans = {
+        plan_overlap(
+            plan_gemm(PROBLEM, GemmTuning(), num_gemm_ctas=count, num_sms=132),
+            CONSTANTS,
+            **SETTINGS,
+        )
+        for count in (132, 124, 16)
+    }
+
+    assert len(plans) == 1
+
+
+def test_pitches_of_ranks_count_only_where_a_launch_holds_several():
+    one, two = (
+        plan_overlap(
+            gemm_plan(),
+            replace(CONSTANTS, num_ranks=2),
+            num_launch_ranks=count,
+            a_rank_pitch=512,
+            d_rank_pitch=256,
+            **SETTINGS,
+        )
+        for count in (1, 2)
+    )
+
+    assert (one.a_rank_pitch, one.d_rank_pitch) == (0, 0)
+    assert (two.a_rank_pitch, two.d_rank_pitch) == (512, 256)
+
+
+def test_more_warps_than_a_cta_has_are_refused():
+    with pytest.raises(ValueError, match=r"num_comm_warps=16: .* type at most 12"):
+        plan_overlap(gemm_plan(), replace(CONSTANTS, num_warps=16), **SETTINGS)
+
+
+def test_stages_beyond_the_operands_are_refused():
+    with pytest.raises(ValueError, match=r"kernel.num_stages=3: 6 warps x 43008 bytes .* lower it"):
+        plan_overlap(gemm_plan(), replace(CONSTANTS, num_warps=6), **SETTINGS)
+
+
+def test_a_patched_descriptor_is_refused_for_several_ranks():
+    constants = replace(CONSTANTS, num_ranks=2)
+
+    with pytest.raises(ValueError, match=r"clip=per_group: .* type clip=ragged"):
+        plan_overlap(gemm_plan(clip=Clip.per_group), constants, num_launch_ranks=2, **SETTINGS)
+
+
+def test_tables_of_more_ranks_than_fit_beside_the_stages_are_refused():
+    constants = replace(CONSTANTS, num_ranks=32)
+
+    with pytest.raises(ValueError, match=r"num_stages=4: .* choose one stage less"):
+        plan_overlap(gemm_plan(), constants, **SETTINGS)
+    assert plan_overlap(gemm_plan(num_stages=3), constants, **SETTINGS).gemm.num_stages == 3
+
+
+@given(
+    num_sms=st.integers(2, 160),
+    num_ranks=st.integers(1, 8),
+    num_comm_ctas=st.integers(1, 80),
+    cluster_m=st.sampled_from([1, 2]),
+)
+def test_a_split_gives_every_sm_one_role_in_whole_clusters(
+    num_sms, num_ranks, num_comm_ctas, cluster_m
+):
+    try:
+        split = split_chip(
+            num_sms,
+            num_launch_ranks=num_ranks,
+            num_comm_ctas=num_comm_ctas,
+            cluster_m=cluster_m,
+        )
+    except ValueError:
+        own = num_sms // num_ranks // cluster_m * cluster_m
+        assert num_comm_ctas % cluster_m or num_comm_ctas > own - cluster_m
+    else:
+        assert split.num_comm_ctas == num_comm_ctas
+        assert split.num_gemm_ctas >= cluster_m
+        assert num_comm_ctas % cluster_m == split.num_gemm_ctas % cluster_m == 0
+        left = num_sms - num_ranks * split.num_ctas
+        assert 0 <= left < num_ranks * cluster_m
+
+
+def test_a_split_that_leaves_nothing_to_the_gemm_is_refused():
+    with pytest.raises(ValueError, match=r"num_comm_ctas=16: 8 ranks share 132 SMs, 16 each"):
+        split_chip(132, num_launch_ranks=8, num_comm_ctas=16, cluster_m=1)
+    with pytest.raises(ValueError, match=r"num_comm_ctas=5: .* choose a multiple of 2"):
+        split_chip(132, num_launch_ranks=1, num_comm_ctas=5, cluster_m=2)

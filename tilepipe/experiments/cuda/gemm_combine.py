@@ -1,0 +1,152 @@
+"""GEMM -> combine on the GPU, fused and unfused, with the stages of its breakdown.
+
+Knows nothing of other operations.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from tilepipe.config.choices import Roles
+from tilepipe.config.schemas import Config, GemmCombineKernel
+from tilepipe.experiments.cuda.layer import layer_of
+from tilepipe.experiments.cuda.oracle import poison
+from tilepipe.experiments.cuda.payload import fill_rows
+from tilepipe.experiments.cuda.session import CudaSession
+from tilepipe.experiments.setting import Components, Memory
+from tilepipe.fabric.table import Slot
+from tilepipe.kernels.launcher import Launcher
+from tilepipe.kernels.overlap.group import ctas_alone, ctas_beside, spare_table
+from tilepipe.kernels.overlap.home_group import fused_home_launch, gemm_home_launch, upload_home
+from tilepipe.measure.device import Part
+from tilepipe.records import Verdict
+from tilepipe.schedule.packed import SLOT_BITS, TOKEN_BITS
+
+__all__ = ["TRIAL", "CudaGemmCombine"]
+
+
+class CudaGemmCombine:
+    """The fused launch, its parts one after the other, and the rungs of the ladder between them."""
+
+    contenders = (
+        *("fused", "sequential", "push", "reduce", "gemm_all", "gemm_split", "gemm_publish"),
+        "gemm_contended",
+    )
+    checked = ("fused", "sequential")
+
+    @staticmethod
+    def memory(config: Config) -> Memory:
+        return Memory(home_hidden=config.workload.hidden, spare=True)
+
+    def __init__(self, session: CudaSession) -> None:
+        self.session = session
+        group, kernel = session.group, session.config.kernel
+        assert isinstance(kernel, GemmCombineKernel)
+        assert kernel.roles is not None, "a key of the host executor"
+        session.exchange_homes()
+        self._layer = layer = layer_of(session)
+        rows = len(group.tensor(session.ranks[0], Slot.y))
+        self._a = torch.empty(
+            len(session.ranks), rows, layer.k, dtype=torch.bfloat16, device=session.device
+        )
+        self._alone, self._beside = ctas_alone(group, layer), ctas_beside(group, layer)
+        self._launches = self._bind(kernel.roles)
+        openings = (group.opening(exchange=False, preset=preset) for preset in (False, True))
+        group.launcher.prepare(*openings, "push", "reduce")
+
+    def _bind(self, roles: Roles) -> dict[str, list[Callable[[], None]]]:
+        """What each contender launches, one after the other, behind the gate."""
+        group, layer = self.session.group, self._layer
+        # On the free chip communication takes all of it: more CTAs are never slower.
+        whole = replace(group.knobs, num_ctas=layer.num_sms // len(group.ranks))
+        launcher = Launcher(
+            *(group.heap.table, group.settings, group.shape, whole),
+            ranks=group.ranks,
+            limit_ns=int(group.watchdog_s * 1e9),
+        )
+        launcher.prepare("push")
+        fused = partial(fused_home_launch, group, layer, self._a)
+        gemm = partial(gemm_home_launch, group, layer, self._a)
+        gemm_all = gemm(num_gemm_ctas=self._alone)
+        return {
+            "fused": [fused(roles=roles)],
+            "sequential": [gemm_all, partial(launcher.launch, "push"), group.reduce],
+            "push": [group.push],
+            "reduce": [group.reduce],
+            "gemm_all": [gemm_all],
+            "gemm_split": [gemm(num_gemm_ctas=self._beside)],
+            "gemm_publish": [gemm(num_gemm_ctas=self._beside, publish=True)],
+            "gemm_contended": [fused(reduces=False, sending=spare_table(group.heap))],
+        }
+
+    def prepare(self, contender: str, launch: int) -> None:
+        group = self.session.group
+        whole = contender in ("sequential", "gemm_all")
+        num_ctas = self._alone if whole else self._beside
+        upload_home(group, self._layer, num_gemm_ctas=num_ctas)
+        if contender in self.checked:
+            self._fill(launch)
+
+    def _fill(self, launch: int) -> None:
+        """Rows as the layer before would have made them, told by home and slot."""
+        group = self.session.group
+        for place, rank in enumerate(self.session.ranks):
+            _, held = group.plans[rank].layout.held_rows()
+            rows = torch.from_numpy(held).to(group.device)
+            homes = group.tensor(rank, Slot.row_home)[rows]
+            fill_rows(
+                self._a[place],
+                launch,
+                homes >> (TOKEN_BITS + SLOT_BITS),
+                (homes >> SLOT_BITS) & ((1 << TOKEN_BITS) - 1),
+                slot=homes & ((1 << SLOT_BITS) - 1),
+                row_idx=rows,
+            )
+
+    def poison(self, contender: str) -> None:
+        for rank in self.session.ranks:
+            for slot in (Slot.y, Slot.home_y, self._output(contender)):
+                poison(self.session.group.tensor(rank, slot))
+
+    @staticmethod
+    def _output(contender: str) -> Slot:
+        return Slot.out if contender == "fused" else Slot.reduced
+
+    def run(self, contender: str) -> None:
+        for _, launch in self._parts(contender):
+            launch()
+
+    def time(self, contender: str) -> Components:
+        whole = contender in ("fused", "sequential", "push")
+        return self.session.time(self._parts(contender), whole=whole)
+
+    def _parts(self, contender: str) -> list[Part]:
+        launches = self._launches[contender]
+        opening = partial(self.session.group.open, exchange=False, preset=contender == "reduce")
+
+        def stage() -> None:
+            for launch in launches:
+                launch()
+
+        return [("plan", opening), ("stage", stage)]
+
+    def check(self, contender: str, rank: int, launch: int, stage: str) -> list[Verdict]:
+        session, placement = self.session, self.session.placed.placement
+        # Of the tokens that the rank has: there is room for those of the rank with the most.
+        num_tokens = len(session.routing.topk_idx[rank])
+        out = session.group.tensor(rank, self._output(contender))[:num_tokens]
+        ranks = range(session.group.settings.num_ranks)
+        verdict = session.oracle(rank).check_gemm_combined(
+            launch,
+            out.view(torch.bfloat16),
+            experts=[expert for peer in ranks for expert in placement.experts_on(peer).tolist()],
+            num_k=self._layer.k,
+            contender=contender,
+            stage=stage,
+        )
+        return [verdict]
+
+
+TRIAL = CudaGemmCombine

@@ -1,0 +1,32 @@
+"""Weights and tuning of the GEMM of an operation that overlaps it with communication.
+
+Knows nothing of launches and contenders.
+"""
+
+import torch
+
+from tilepipe.experiments.cuda.payload import fill_rows
+from tilepipe.experiments.cuda.session import CudaSession
+from tilepipe.kernels.gemm.defaults import tuning_of_tile
+from tilepipe.kernels.overlap.group import Layer
+from tilepipe.workload.payload import WEIGHTS_LAUNCH, weight_scale
+from tilepipe.workload.shapes import gemm_shape
+
+__all__ = ["layer_of"]
+
+
+def layer_of(session: CudaSession) -> Layer:
+    """Weights of the experts of all ranks of this process, tiles as the configuration has them."""
+    config, device = session.config, session.device
+    shape = gemm_shape(config.workload, config.operation)
+    assert shape is not None, "an operation without a GEMM"
+    placement = session.placed.placement
+    experts = [expert for rank in session.ranks for expert in placement.experts_on(rank).tolist()]
+    weights = torch.empty(len(experts), shape.n, shape.k, dtype=torch.bfloat16, device=device)
+    columns = torch.arange(shape.n, device=device)
+    for weight, expert in zip(weights, experts, strict=True):
+        fill_rows(weight, WEIGHTS_LAUNCH, expert, columns)
+    weights *= weight_scale(shape.k)
+    tuning = tuning_of_tile(config.kernel.tile_m, config.kernel.tile_n)
+    num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+    return Layer(weights, tuning, num_sms)

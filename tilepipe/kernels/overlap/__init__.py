@@ -1,0 +1,1 @@
+"""Communication and grouped GEMM in one launch, meeting at words in global memory."""

@@ -1,0 +1,237 @@
+"""Dispatch and grouped GEMM in one launch: some CTAs push rows, the others multiply what has come.
+
+Knows nothing of plans, of torch and of who has opened the launch.
+
+Roles go by cluster. Clusters of a rank are dealt in turn, the first of them communicate: their
+warps claim rows in plan order and push them. The others are the persistent grouped GEMM, whose
+producer warp waits for the rows of a tile, acquires them and fences the async proxy before it
+issues the tile's first load. Nobody who pushes ever waits for a peer, so rows always come.
+
+Roles.switch: a communication CTA whose sends are out takes tiles like the others. Shared memory is
+the same for both lives: stages of communication lie where operands will. Sends are out once their
+bulk copies have completed, and the barrier of the CTA lies between them and the first load.
+
+OverlapPlan.opens: all CTAs push the rows that GEMMs begin with, at the rate of the whole chip,
+before they take their roles. OverlapPlan.gates: CTAs of the GEMM begin together.
+
+`sending` is the table by which communication finds its way; with a table of spare buffers rows and
+flags go where nobody looks.
+"""
+
+from typing import Any
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+from cutlass.cute.nvgpu import cpasync
+from cutlass.memory import SmemAllocator
+
+from tilepipe.config.choices import Copy, Roles
+from tilepipe.fabric.table import Role, Slot, Word
+from tilepipe.kernels import bulk
+from tilepipe.kernels.edges import Edge
+from tilepipe.kernels.gemm.grouped_sm90 import (
+    NUM_THREADS,
+    Place,
+    allocate,
+    init_barriers,
+    meet_all,
+    work_on_tiles,
+)
+from tilepipe.kernels.gemm.operands import atoms, make_tiled_mma, smem_layouts
+from tilepipe.kernels.memory import LANES, address, buffer, element, shared_table
+from tilepipe.kernels.move import move_rows
+from tilepipe.kernels.overlap.operands import host_tensors, operands_of_rank
+from tilepipe.kernels.overlap.plan import OverlapPlan
+from tilepipe.kernels.watchdog import wait_or_give_up
+
+__all__ = ["dispatch_gemm_entry"]
+
+
+@cute.jit
+def _push_all(
+    edge: cutlass.Constexpr,
+    plan: cutlass.Constexpr,
+    table: cute.Pointer,
+    rank: Int32,
+    warp: Int32,
+    lane: Int32,
+    ring: Int32,
+    barriers: Int32,
+    row_cost_ns: Int64,
+    latency_ns: Int64,
+    limit_ns: Int64,
+):
+    """Push rows of the rank until none is left. Called by all warps; some have no ring."""
+    if warp < plan.constants.num_warps:
+        move_rows(
+            *(edge, table, rank, lane, ring, barriers, plan.constants),
+            *(row_cost_ns, latency_ns, limit_ns),
+        )
+
+
+@cute.jit
+def _ring_barriers(
+    memory: cutlass.Constexpr, constants: cutlass.Constexpr, warp: Int32, lane: Int32
+) -> Int32:
+    """Barriers of a warp's stages, set up; a fence and a barrier of the CTA must follow."""
+    words = memory.allocate_array(
+        Int64, constants.num_warps * constants.num_stages, byte_alignment=128
+    )
+    own = Int32(words.toint()) + warp * (constants.num_stages * bulk.BARRIER_BYTES)
+    if warp < constants.num_warps:
+        bulk.init_ring(own, lane, constants)
+    return own
+
+
+@cute.jit
+def _begin_together(place: cutlass.Constexpr):
+    """Wait for the rows of all tiles that the GEMM begins with. Called by all threads of a CTA.
+
+    CTAs that share operands of an expert stay side by side as they began: what one has loaded lies
+    in L2 for the next. Whoever issues loads still waits for its own tile.
+    """
+    table, rank = place.table, place.rank
+    if place.warp == 0:
+        words = buffer(address(table, rank, Slot.words), Int32)
+        ready, expected = (
+            address(table, rank, Slot.ready),
+            address(table, rank, Slot.ready_expected),
+        )
+        for tile in cutlass.range(place.lane, words[int(Word.num_first_tiles)], LANES, unroll=1):
+            wait_or_give_up(
+                *(table, rank, element(ready, tile, Int32), buffer(expected, Int32)[tile]),
+                *(Role.gemm_receive, tile, words[int(Word.epoch)]),
+                *(place.num_ranks, place.limit_ns),
+            )
+    cute.arch.sync_threads()
+
+
+@cute.jit
+def _multiply(
+    plan: cutlass.Constexpr,
+    place: cutlass.Constexpr,
+    shared: cutlass.Constexpr,
+    operands: cutlass.Constexpr,
+    products: cute.TiledMma,
+    num_clusters: Int32,
+):
+    """Take tiles until none is left. Called by all threads of a CTA, which may have pushed."""
+    if cutlass.const_expr(plan.opens or plan.roles is Roles.switch):
+        # Operands will lie where rows have been on their way.
+        meet_all(plan.cluster_m)
+    if cutlass.const_expr(plan.gates):
+        _begin_together(place)
+    work_on_tiles(place, shared, operands, products, num_clusters)
+
+
+def dispatch_gemm_entry(plan: OverlapPlan) -> Any:
+    """Host function of the fused launch, of all ranks of this process."""
+    gemm, constants = plan.gemm, plan.constants
+    by_bulk = constants.copy is Copy.tma
+
+    @cute.kernel
+    def kernel(
+        table: cute.Pointer,
+        sending: cute.Pointer,
+        first_rank: Int32,
+        num_comm_clusters: Int32,  # of each rank
+        num_gemm_clusters: Int32,
+        row_cost_ns: Int64,
+        latency_ns: Int64,
+        limit_ns: Int64,
+        tma_a: cute.CopyAtom,
+        m_a: cute.Tensor,
+        tma_b: cute.CopyAtom,
+        m_b: cute.Tensor,
+        tma_d: cute.CopyAtom,
+        m_d: cute.Tensor,
+        plain_d: cute.Tensor,
+        scale: cute.Pointer,
+        workspace: Int64,
+        products: cute.TiledMma,
+        layout_a: cute.ComposedLayout,
+        layout_b: cute.ComposedLayout,
+        layout_d: cute.ComposedLayout,
+    ):
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        lane = cute.arch.lane_idx()
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        cta = Int32(0)
+        if cutlass.const_expr(plan.cluster_m > 1):
+            cta = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+        cluster = block // plan.cluster_m
+        local, turn = cluster % plan.num_launch_ranks, cluster // plan.num_launch_ranks
+        rank = first_rank + local
+        pushes = turn < num_comm_clusters
+        if warp == 0:
+            cpasync.prefetch_descriptor(tma_a)
+            cpasync.prefetch_descriptor(tma_b)
+        memory = SmemAllocator()
+        shared = allocate(memory, gemm, (layout_a, layout_b, layout_d))
+        ring = Int32(shared.a.iterator.toint()) + warp * plan.ring_bytes
+        init_barriers(shared, gemm, thread)
+        own_barriers = opening_barriers = Int32(0)
+        if cutlass.const_expr(by_bulk):
+            own_barriers = _ring_barriers(memory, constants, warp, lane)
+            if cutlass.const_expr(plan.opens):
+                # Phases begin with the barriers, so each of two rounds of pushes has its own.
+                opening_barriers = _ring_barriers(memory, constants, warp, lane)
+            cute.arch.mbarrier_init_fence()
+        near = shared_table(sending, memory, constants.num_ranks, thread, NUM_THREADS)
+        meet_all(plan.cluster_m)
+        place = Place(gemm, table, rank, constants.num_ranks, limit_ns, warp, lane, cta)
+        operands = operands_of_rank(
+            *(plan, local, tma_a, m_a, tma_b, m_b, tma_d, m_d, plain_d, scale, workspace)
+        )
+        way = (plan, near, rank, warp, lane, ring)
+        limits = (row_cost_ns, latency_ns, limit_ns)
+        if cutlass.const_expr(plan.opens):
+            _push_all(Edge.opening, *way, opening_barriers, *limits)
+        if pushes:
+            _push_all(Edge.rest if plan.opens else Edge.dispatch, *way, own_barriers, *limits)
+        if cutlass.const_expr(plan.roles is Roles.switch):
+            num_clusters = num_comm_clusters + num_gemm_clusters
+            _multiply(plan, place, shared, operands, products, num_clusters)
+        else:
+            if not pushes:
+                _multiply(plan, place, shared, operands, products, num_gemm_clusters)
+
+    @cute.jit
+    def host(
+        table: cute.Pointer,
+        sending: cute.Pointer,
+        first_rank: Int32,
+        num_comm_ctas: Int32,  # of each rank
+        num_gemm_ctas: Int32,
+        row_cost_ns: Int64,  # of a row on a paced link
+        latency_ns: Int64,  # of a paced link
+        limit_ns: Int64,  # of one wait
+        a: cute.Pointer,  # (rows, k) of the first rank
+        b: cute.Pointer,  # (experts of all ranks of the launch, n, k)
+        d: cute.Pointer,  # (rows, out_n) of the first rank
+        scale: cute.Pointer,
+        workspace: cute.Pointer,
+        rows: Int32,  # that A and D of a rank have room for
+        stream: cuda.CUstream,
+    ):
+        m_a, m_b, plain_d, m_d = host_tensors(plan, a, b, d, rows)
+        layouts = smem_layouts(gemm)
+        (tma_a, t_a), (tma_b, t_b), (tma_d, t_d) = atoms(gemm, layouts, m_a, m_b, m_d)
+        cluster_m = plan.cluster_m
+        kernel(
+            *(table, sending, first_rank, num_comm_ctas // cluster_m, num_gemm_ctas // cluster_m),
+            *(row_cost_ns, latency_ns, limit_ns),
+            *(tma_a, t_a, tma_b, t_b, tma_d, t_d, plain_d),
+            *(scale, Int64(workspace.toint()), make_tiled_mma(gemm), *layouts),
+        ).launch(
+            grid=[plan.num_launch_ranks * (num_comm_ctas + num_gemm_ctas), 1, 1],
+            block=[NUM_THREADS, 1, 1],
+            cluster=[cluster_m, 1, 1],
+            min_blocks_per_mp=1,
+            stream=stream,
+        )
+
+    return host

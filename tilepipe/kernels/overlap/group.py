@@ -1,0 +1,236 @@
+"""Dispatch -> GEMM of the ranks of a group: plans of kernels, weights, outputs, launches.
+
+Knows nothing of configuration files, oracle or clocks.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from tilepipe.config.choices import Granularity, Roles
+from tilepipe.fabric.device_heap import DeviceHeap
+from tilepipe.fabric.table import Slot, Word
+from tilepipe.kernels.gemm.launch import GroupedGemm, upload_tiles
+from tilepipe.kernels.gemm.plan import GemmProblem, GemmTuning, KernelPlan, plan_gemm
+from tilepipe.kernels.group import DeviceGroup
+from tilepipe.kernels.launcher import constants_of
+from tilepipe.kernels.overlap.launch import FusedLaunch, make_plan
+from tilepipe.kernels.overlap.plan import Split, num_first_tiles, split_chip
+
+__all__ = [
+    "Layer",
+    "ctas_alone",
+    "ctas_beside",
+    "fused_launch",
+    "gemm_launch",
+    "rank_pitch",
+    "spare_table",
+    "upload_layer",
+]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Weights of the experts of the ranks of this process, and how they are multiplied."""
+
+    weights: torch.Tensor  # (experts of all ranks of this process, n, k) bf16
+    tuning: GemmTuning
+    num_sms: int
+
+    @property
+    def n(self) -> int:
+        return self.weights.shape[1]
+
+    @property
+    def k(self) -> int:
+        return self.weights.shape[2]
+
+
+def _plan_layer(
+    group: DeviceGroup, layer: Layer, *, wait: Granularity | None, num_gemm_ctas: int
+) -> KernelPlan:
+    settings = group.settings
+    return plan_gemm(
+        GemmProblem(
+            n=layer.n,
+            k=layer.k,
+            num_experts=settings.num_experts_per_rank,
+            layout=settings.layout,
+            group_align=settings.tile_m,
+            wait=wait,
+        ),
+        layer.tuning,
+        num_gemm_ctas=num_gemm_ctas,
+        num_sms=layer.num_sms,
+    )
+
+
+def upload_layer(group: DeviceGroup, layer: Layer, *, num_gemm_ctas: int) -> None:
+    """Tell the launches that follow which tiles the plans of the group have, and which are first.
+
+    The last tiles are cut for so many CTAs of each rank; launches of any other number are right.
+
+    Every destination's first tiles take about as many rows of all ranks as each rank sends to all
+    destinations: so many at the front of its sends are what GEMMs begin with.
+    """
+    plan = _plan_layer(group, layer, wait=None, num_gemm_ctas=num_gemm_ctas)
+    for rank in group.ranks:
+        own = group.plans[rank]
+        upload_tiles(group.heap, rank, own.layout, plan)
+        tiles = num_first_tiles(plan, num_m_tiles=own.layout.num_tiles, num_gemm_ctas=num_gemm_ctas)
+        first = min(own.num_sent, tiles * plan.tile_m)
+        words = group.tensor(rank, Slot.words)
+        words[int(Word.num_first)] = first
+        words[int(Word.num_rest)] = own.num_sent - first
+        words[int(Word.num_first_tiles)] = tiles
+
+
+def _split(group: DeviceGroup, layer: Layer) -> Split:
+    return split_chip(
+        layer.num_sms,
+        num_launch_ranks=len(group.ranks),
+        num_comm_ctas=group.knobs.num_ctas,
+        cluster_m=layer.tuning.cluster_m,
+    )
+
+
+def ctas_beside(group: DeviceGroup, layer: Layer) -> int:
+    """CTAs of each rank's GEMM beside communication; raises ValueError where none is left."""
+    return _split(group, layer).num_gemm_ctas
+
+
+def ctas_alone(group: DeviceGroup, layer: Layer) -> int:
+    """CTAs of each rank's GEMM where nobody communicates: whole clusters."""
+    cluster_m = layer.tuning.cluster_m
+    return layer.num_sms // len(group.ranks) // cluster_m * cluster_m
+
+
+def rank_pitch(tensors: list[torch.Tensor]) -> int:
+    """Elements from one rank's tensor to the next one's, the same all through; 0 for one."""
+    starts = [tensor.data_ptr() for tensor in tensors]
+    steps = {after - before for before, after in pairwise(starts)} or {0}
+    assert len(steps) == 1, "ranks lie at unequal distances"
+    return steps.pop() // tensors[0].element_size()
+
+
+def fused_launch(
+    group: DeviceGroup,
+    layer: Layer,
+    out: torch.Tensor,  # (ranks of this process, receive rows, n) bf16
+    *,
+    roles: Roles = Roles.fixed,
+    opens: bool = False,  # CTAs of both roles push the rows that GEMMs begin with
+    gates: bool = False,  # CTAs of the GEMM begin together
+    wait: bool = True,  # False: the GEMM does not look at flags, a control and a bound
+    sending: torch.Tensor | None = None,  # table of communication; None: that of all
+) -> Callable[[], None]:
+    """A launch of both on torch's current stream, behind the gate of the group.
+
+    Raises ValueError where the two do not fit together or not onto the chip.
+    """
+    return _bound(
+        *(group, layer, out, _split(group, layer)),
+        roles=roles,
+        opens=opens,
+        gates=gates,
+        wait=wait,
+        sending=sending,
+    )
+
+
+def gemm_launch(
+    group: DeviceGroup,
+    layer: Layer,
+    out: torch.Tensor,  # (ranks of this process, receive rows, n) bf16
+    *,
+    num_gemm_ctas: int,  # of each rank
+    wait: bool = False,
+) -> Callable[[], None]:
+    """The GEMM alone on some SMs; with `wait` it looks at flags, which are set.
+
+    Ranks that share a launch multiply at once: theirs is the fused kernel, nobody communicating.
+    """
+    if len(group.ranks) > 1:
+        split = Split(num_comm_ctas=0, num_gemm_ctas=num_gemm_ctas)
+        return _bound(group, layer, out, split, roles=Roles.fixed, wait=wait)
+    plan = _plan_layer(
+        group,
+        layer,
+        wait=group.settings.granularity if wait else None,
+        num_gemm_ctas=num_gemm_ctas,
+    )
+    gemm = GroupedGemm(
+        plan, num_ranks=group.settings.num_ranks, limit_ns=int(group.watchdog_s * 1e9)
+    )
+    (rank,) = group.ranks
+    rows = group.tensor(rank, Slot.recv_x).view(torch.bfloat16)
+    return gemm.bind(group.heap, rank, a=rows, b=layer.weights, d=out[0])
+
+
+def _bound(
+    group: DeviceGroup,
+    layer: Layer,
+    out: torch.Tensor,
+    split: Split,
+    *,
+    roles: Roles,
+    wait: bool,
+    opens: bool = False,
+    gates: bool = False,
+    sending: torch.Tensor | None = None,
+) -> Callable[[], None]:
+    """A launch of the fused kernel of all ranks of this process."""
+    ranks, settings, knobs = group.ranks, group.settings, group.knobs
+    received = [group.tensor(rank, Slot.recv_x) for rank in ranks]
+    plan = make_plan(
+        _plan_layer(
+            group,
+            layer,
+            wait=settings.granularity if wait else None,
+            num_gemm_ctas=split.num_gemm_ctas,
+        ),
+        constants_of("dispatch", settings, group.shape, knobs),
+        roles=roles,
+        opens=opens,
+        gates=gates,
+        num_launch_ranks=len(ranks),
+        a_rank_pitch=rank_pitch(received),
+        d_rank_pitch=out.stride(0),
+    )
+    launch = FusedLaunch(
+        plan,
+        split,
+        limit_ns=int(group.watchdog_s * 1e9),
+        pace_gbps=knobs.pace_gbps,
+        pace_latency_ns=knobs.pace_latency_ns,
+    )
+    table = group.heap.table
+    return launch.bind(
+        table,
+        table if sending is None else sending,
+        first_rank=ranks.start,
+        a=received[0].view(torch.bfloat16),
+        b=layer.weights,
+        d=out[0],
+    )
+
+
+_SPARE = {
+    Slot.recv_x: Slot.spare_x,
+    Slot.row_home: Slot.spare_row_home,
+    Slot.row_flag: Slot.spare_flag,
+    Slot.ready: Slot.spare_ready,
+    Slot.home_y: Slot.spare_y,
+    Slot.token_ready: Slot.spare_token_ready,
+    Slot.rank_ready: Slot.spare_rank_ready,
+}
+
+
+def spare_table(heap: DeviceHeap) -> torch.Tensor:  # (num_ranks, slots) int64 addresses
+    """A table by which rows and flags go where nobody looks, for a heap with spare buffers."""
+    table = heap.table.clone()
+    for slot, spare in _SPARE.items():
+        table[:, int(slot)] = heap.table[:, int(spare)]
+    return table

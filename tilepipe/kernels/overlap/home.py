@@ -1,0 +1,164 @@
+"""What GEMM -> combine is compiled for, and in which order stored tiles go home.
+
+Knows nothing of CuTe and torch.
+
+A unit is what is waited for and then pushed: with granularity tile a chunk of an M tile's columns,
+which its N tiles complete back to back; with token the whole rows of an M tile; with expert the
+same, once all tiles of the expert are stored. Units are taken up in the order in which tiles are
+handed out. The GEMM completes them in that order but for one round of tiles, and waits for nobody,
+so whoever waits for a unit waits for at most that; a queue of completed units would save no more.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilepipe.config.choices import Copy, Granularity, Roles
+from tilepipe.config.limits import FUSED_WARPS, SHARED_BYTES
+from tilepipe.kernels.constants import Constants
+from tilepipe.kernels.gemm.plan import KernelPlan
+from tilepipe.kernels.gemm.tiles import TileWord, place_of_ticket
+from tilepipe.schedule.layout import ReceiveLayout
+
+__all__ = ["REDUCING_WARPS", "RING_BYTES", "HomePlan", "order_units", "plan_home_launch"]
+
+# The warps that multiply, or move rows in bulk; each has a ring, in which it later reduces.
+REDUCING_WARPS = 8
+# Of each: all of them lie where the GEMM keeps its operands, not what it has staged to be stored.
+RING_BYTES = 24_576
+_MAX_GROUP_ROWS = 16
+_ALIGN = 128
+_BARRIER_BYTES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class HomePlan:
+    """Everything that is fixed in a fused kernel; the split is not, one code serves all."""
+
+    gemm: KernelPlan  # of one rank; its number of CTAs says nothing here
+    constants: Constants  # of rows that go home
+    reduction: Constants
+    roles: Roles
+    reduces: bool  # False: rows are pushed and nobody looks at them
+    num_launch_ranks: int
+    a_rank_pitch: int  # elements from one rank's A to the next one's
+    d_rank_pitch: int
+    num_pieces: int  # of a row that go home one by one
+    piece_bytes: int
+    group_rows: int  # pieces that a warp moves at a time
+    smem_bytes: int
+
+    @property
+    def cluster_m(self) -> int:
+        return self.gemm.cluster_m
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of a unit; of a tile that is not full the last ones are empty."""
+        return -(-self.gemm.tile_m // self.group_rows)
+
+
+def plan_home_launch(
+    gemm: KernelPlan,
+    constants: Constants,
+    *,
+    roles: Roles,
+    reduces: bool = True,
+    table_slots: int,
+    num_launch_ranks: int = 1,
+    a_rank_pitch: int = 0,
+    d_rank_pitch: int = 0,
+) -> HomePlan:
+    """Decide the rest, or raise ValueError with one sentence that says what to change."""
+    by_bulk = constants.copy is Copy.tma
+    most = REDUCING_WARPS if by_bulk else FUSED_WARPS
+    if constants.num_warps > most:
+        raise ValueError(
+            f"kernel.num_comm_warps={constants.num_warps}: CTAs of GEMM -> combine move rows with "
+            f"at most {most} warps by copy={constants.copy.value}; lower it"
+        )
+    by_chunk = constants.granularity is Granularity.tile
+    num_pieces = gemm.num_chunks if by_chunk else 1
+    if gemm.num_n_tiles % num_pieces or gemm.problem.n % gemm.tile_n * (num_pieces > 1):
+        raise ValueError(
+            f"num_chunks={num_pieces}: {gemm.problem.n} columns in tiles of {gemm.tile_n} are no "
+            "pieces of one size; type kernel.granularity=token, which moves whole rows"
+        )
+    piece_bytes = constants.row_bytes // num_pieces
+    room = gemm.num_stages * gemm.stage_bytes
+    if REDUCING_WARPS * RING_BYTES > room:
+        raise ValueError(
+            f"num_stages={gemm.num_stages}: the GEMM's operands take {room} bytes, and tokens are "
+            f"reduced in {REDUCING_WARPS * RING_BYTES} there; choose more stages or a larger tile"
+        )
+    group_rows = min(_MAX_GROUP_ROWS, RING_BYTES // piece_bytes) if by_bulk else _MAX_GROUP_ROWS
+    if not group_rows:
+        raise ValueError(
+            f"workload.hidden: pieces of {piece_bytes} bytes do not fit a warp's ring of "
+            f"{RING_BYTES}; type kernel.copy=simt, or kernel.granularity=tile"
+        )
+    own = room + gemm.staging_bytes + 3 * _ALIGN
+    own += -(-constants.num_ranks * table_slots * 8 // _ALIGN) * _ALIGN
+    if own > SHARED_BYTES:
+        raise ValueError(
+            f"num_stages={gemm.num_stages}: a fused CTA needs {own} bytes of shared memory, and an "
+            f"SM has {SHARED_BYTES}; choose one stage less"
+        )
+    return HomePlan(
+        gemm=replace(gemm, num_gemm_ctas=gemm.cluster_m, workspace_bytes=0),
+        constants=constants,
+        reduction=replace(constants, num_warps=REDUCING_WARPS),
+        roles=roles,
+        reduces=reduces,
+        num_launch_ranks=num_launch_ranks,
+        a_rank_pitch=a_rank_pitch if num_launch_ranks > 1 else 0,
+        d_rank_pitch=d_rank_pitch if num_launch_ranks > 1 else 0,
+        num_pieces=num_pieces,
+        piece_bytes=piece_bytes,
+        group_rows=group_rows,
+        smem_bytes=own,
+    )
+
+
+def order_units(
+    records: NDArray[np.int32],  # (num_cluster_tiles, RECORD_WORDS), in hand-out order
+    layout: ReceiveLayout,
+    gemm: KernelPlan,
+    granularity: Granularity,
+) -> NDArray[np.int32]:  # (num_units, 4): M tile, chunk, first tile to wait for, how many
+    """Units by the place of their last output tile in the hand-out."""
+    num_n, num_chunks = gemm.num_n_tiles, gemm.num_chunks
+    last: dict[tuple[int, int], int] = {}
+    for ticket in range(len(records) * num_n):
+        own = records[ticket // num_n]
+        there = place_of_ticket(
+            ticket,
+            int(own[TileWord.group_place]),
+            int(own[TileWord.group_size]),
+            num_n_tiles=num_n,
+            num_chunks=num_chunks,
+        )
+        record = records[there.cluster_tile]
+        chunk = there.n_tile * num_chunks // num_n
+        rows = int(record[TileWord.valid])
+        for above in range(-(-rows // gemm.tile_m)):
+            last[int(record[TileWord.m_tile]) + above, chunk] = ticket
+    if granularity is Granularity.tile:
+        units = sorted(last, key=lambda unit: (last[unit], unit))
+        return np.array([(tile, chunk, tile, 1) for tile, chunk in units], np.int32).reshape(-1, 4)
+    whole: dict[int, int] = {}
+    for (tile, _), ticket in last.items():
+        whole[tile] = max(whole.get(tile, 0), ticket)
+    tiles = sorted(whole, key=lambda tile: (whole[tile], tile))
+    if granularity is Granularity.token:
+        return np.array([(tile, 0, tile, 1) for tile in tiles], np.int32).reshape(-1, 4)
+    first = layout.expert_first_tile
+    expert = layout.tiles[:, 0]
+    return np.array(
+        [
+            (tile, 0, first[expert[tile]], first[expert[tile] + 1] - first[expert[tile]])
+            for tile in tiles
+        ],
+        np.int32,
+    ).reshape(-1, 4)

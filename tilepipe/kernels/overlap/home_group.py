@@ -1,0 +1,138 @@
+"""GEMM -> combine of the ranks of a group: plans of kernels, what is uploaded, launches.
+
+Knows nothing of configuration files, oracle or clocks.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from tilepipe.config.choices import Roles
+from tilepipe.fabric.table import NUM_SLOTS, Slot, Word
+from tilepipe.kernels.gemm.launch import GroupedGemm, upload_tiles
+from tilepipe.kernels.gemm.plan import GemmProblem, KernelPlan, plan_gemm
+from tilepipe.kernels.group import DeviceGroup
+from tilepipe.kernels.launcher import constants_of
+from tilepipe.kernels.overlap.group import Layer, ctas_beside, rank_pitch
+from tilepipe.kernels.overlap.home import order_units, plan_home_launch
+from tilepipe.kernels.overlap.launch import FusedLaunch
+from tilepipe.kernels.overlap.plan import Split
+
+__all__ = ["fused_home_launch", "gemm_home_launch", "upload_home"]
+
+
+def _plan(group: DeviceGroup, layer: Layer, *, publish: bool, num_gemm_ctas: int) -> KernelPlan:
+    settings = group.settings
+    return plan_gemm(
+        GemmProblem(
+            n=layer.n,
+            k=layer.k,
+            num_experts=settings.num_experts_per_rank,
+            layout=settings.layout,
+            group_align=settings.tile_m,
+            publish=publish,
+            num_chunks=settings.num_chunks,
+        ),
+        layer.tuning,
+        num_gemm_ctas=num_gemm_ctas,
+        num_sms=layer.num_sms,
+    )
+
+
+def upload_home(group: DeviceGroup, layer: Layer, *, num_gemm_ctas: int) -> None:
+    """Tell the launches that follow which tiles there are, and in which order units go home.
+
+    The last tiles are cut for so many CTAs of each rank; launches of any other number are right.
+    """
+    plan = _plan(group, layer, publish=True, num_gemm_ctas=num_gemm_ctas)
+    for rank in group.ranks:
+        layout = group.plans[rank].layout
+        records = upload_tiles(group.heap, rank, layout, plan)
+        units = order_units(records, layout, plan, group.settings.granularity)
+        group.heap.fill(rank, Slot.push_units, units)
+        words = group.tensor(rank, Slot.words)
+        words[int(Word.num_units)] = len(units)
+        words[int(Word.max_stored)] = len(group.tensor(rank, Slot.tile_stored))
+
+
+def fused_home_launch(
+    group: DeviceGroup,
+    layer: Layer,
+    a: torch.Tensor,  # (ranks of this process, receive rows, k) bf16
+    *,
+    roles: Roles = Roles.fixed,
+    reduces: bool = True,
+    sending: torch.Tensor | None = None,  # table of communication; None: that of all
+) -> Callable[[], None]:
+    """A launch of both on torch's current stream, behind the gate of the group.
+
+    Raises ValueError where the two do not fit together or not onto the chip.
+    """
+    split = Split(num_comm_ctas=group.knobs.num_ctas, num_gemm_ctas=ctas_beside(group, layer))
+    return _bound(group, layer, a, split, roles=roles, reduces=reduces, sending=sending)
+
+
+def gemm_home_launch(
+    group: DeviceGroup,
+    layer: Layer,
+    a: torch.Tensor,  # (ranks of this process, receive rows, k) bf16
+    *,
+    num_gemm_ctas: int,  # of each rank
+    publish: bool = False,
+) -> Callable[[], None]:
+    """The GEMM alone on some SMs; with `publish` it tells of tiles, which nobody hears.
+
+    Ranks that share a launch multiply at once: theirs is the fused kernel, nobody communicating.
+    """
+    if len(group.ranks) > 1:
+        split = Split(num_comm_ctas=0, num_gemm_ctas=num_gemm_ctas)
+        return _bound(*(group, layer, a, split), roles=Roles.fixed, reduces=False, publish=publish)
+    plan = _plan(group, layer, publish=publish, num_gemm_ctas=num_gemm_ctas)
+    gemm = GroupedGemm(
+        plan, num_ranks=group.settings.num_ranks, limit_ns=int(group.watchdog_s * 1e9)
+    )
+    (rank,) = group.ranks
+    out = group.tensor(rank, Slot.y).view(torch.bfloat16)
+    return gemm.bind(group.heap, rank, a=a[0], b=layer.weights, d=out)
+
+
+def _bound(
+    group: DeviceGroup,
+    layer: Layer,
+    a: torch.Tensor,
+    split: Split,
+    *,
+    roles: Roles,
+    reduces: bool,
+    publish: bool = True,
+    sending: torch.Tensor | None = None,
+) -> Callable[[], None]:
+    """A launch of the fused kernel of all ranks of this process."""
+    ranks, knobs = group.ranks, group.knobs
+    products = [group.tensor(rank, Slot.y).view(torch.bfloat16) for rank in ranks]
+    plan = plan_home_launch(
+        _plan(group, layer, publish=publish, num_gemm_ctas=split.num_gemm_ctas),
+        constants_of("push", group.settings, group.shape, knobs),
+        roles=roles,
+        reduces=reduces,
+        table_slots=NUM_SLOTS,
+        num_launch_ranks=len(ranks),
+        a_rank_pitch=a.stride(0),
+        d_rank_pitch=rank_pitch(products),
+    )
+    launch = FusedLaunch(
+        plan,
+        split,
+        limit_ns=int(group.watchdog_s * 1e9),
+        pace_gbps=knobs.pace_gbps,
+        pace_latency_ns=knobs.pace_latency_ns,
+    )
+    table = group.heap.table
+    return launch.bind(
+        table,
+        table if sending is None else sending,
+        first_rank=ranks.start,
+        a=a[0],
+        b=layer.weights,
+        d=products[0],
+    )

@@ -1,0 +1,139 @@
+"""What a fused launch is compiled for and how it splits the chip, or why it is refused.
+
+Knows nothing of CuTe and torch. Kernel, allocation and results read these and derive nothing again.
+
+All CTAs of a launch are resident at once: they are one grid, no larger than what the device holds,
+so nobody waits for a CTA that has found no SM. Communication CTAs are whole clusters of the GEMM's
+shape, since lone ones would break pairs of SMs apart.
+"""
+
+from dataclasses import dataclass, replace
+
+from tilepipe.config.choices import Copy, Granularity, Roles
+from tilepipe.config.limits import FUSED_WARPS, SHARED_BYTES
+from tilepipe.kernels.constants import Constants
+from tilepipe.kernels.gemm.choices import Clip
+from tilepipe.kernels.gemm.plan import KernelPlan
+
+__all__ = ["OverlapPlan", "Split", "num_first_tiles", "plan_overlap", "split_chip"]
+
+_ALIGN = 128
+_TABLE_SLOT_BYTES = 8
+_BARRIER_BYTES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """CTAs of each rank by role, whole clusters."""
+
+    num_comm_ctas: int
+    num_gemm_ctas: int
+
+    @property
+    def num_ctas(self) -> int:
+        return self.num_comm_ctas + self.num_gemm_ctas
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverlapPlan:
+    """Everything that is fixed in a fused kernel; the split is not, one code serves all."""
+
+    gemm: KernelPlan  # of one rank; its number of CTAs says nothing here
+    constants: Constants  # of communication
+    roles: Roles
+    opens: bool  # CTAs of both roles push the rows that GEMMs begin with
+    gates: bool  # CTAs of the GEMM begin together, once all of those are here
+    num_launch_ranks: int  # ranks in one launch
+    a_rank_pitch: int  # elements from one rank's A to the next one's
+    d_rank_pitch: int
+    ring_bytes: int  # shared memory of a communication warp
+    smem_bytes: int
+
+    @property
+    def cluster_m(self) -> int:
+        return self.gemm.cluster_m
+
+
+def plan_overlap(
+    gemm: KernelPlan,
+    constants: Constants,
+    *,
+    roles: Roles,
+    opens: bool = False,
+    gates: bool = False,
+    ring_bytes: int,  # of a communication warp
+    table_slots: int,  # addresses of a rank
+    num_launch_ranks: int = 1,
+    a_rank_pitch: int = 0,
+    d_rank_pitch: int = 0,
+) -> OverlapPlan:
+    """Decide the rest, or raise ValueError with one sentence that says what to change."""
+    if constants.num_warps > FUSED_WARPS:
+        raise ValueError(
+            f"kernel.num_comm_warps={constants.num_warps}: CTAs of a fused launch have "
+            f"{FUSED_WARPS} warps; type at most {FUSED_WARPS}"
+        )
+    room = gemm.num_stages * gemm.stage_bytes + gemm.staging_bytes
+    if constants.num_warps * ring_bytes > room:
+        raise ValueError(
+            f"kernel.num_stages={constants.num_stages}: {constants.num_warps} warps x "
+            f"{ring_bytes} bytes of stages lie where the GEMM keeps its operands, {room} bytes; "
+            "lower it, or kernel.num_comm_warps"
+        )
+    if num_launch_ranks > 1 and gemm.clip is Clip.per_group:
+        raise ValueError(
+            f"clip=per_group: a descriptor is patched for one rank, and this launch holds "
+            f"{num_launch_ranks}; type clip=ragged"
+        )
+    by_bulk = constants.copy is Copy.tma
+    beside = (
+        constants.num_ranks * table_slots * _TABLE_SLOT_BYTES,
+        *[constants.num_warps * constants.num_stages * _BARRIER_BYTES * by_bulk] * (1 + opens),
+    )
+    # What the GEMM reserves beside its rings is far more than its barriers and records take.
+    own_bytes = room + 2 * _ALIGN + sum(-(-size // _ALIGN) * _ALIGN for size in beside)
+    if own_bytes > SHARED_BYTES:
+        raise ValueError(
+            f"num_stages={gemm.num_stages}: a fused CTA needs {own_bytes} bytes of shared memory, "
+            f"and an SM has {SHARED_BYTES}; choose one stage less"
+        )
+    return OverlapPlan(
+        gemm=replace(gemm, num_gemm_ctas=gemm.cluster_m, workspace_bytes=0),
+        constants=constants,
+        roles=roles,
+        opens=opens,
+        # Counters of experts stand for more rows than the first tiles need: each is a gate itself.
+        gates=gates and gemm.problem.wait is Granularity.tile,
+        num_launch_ranks=num_launch_ranks,
+        a_rank_pitch=a_rank_pitch if num_launch_ranks > 1 else 0,
+        d_rank_pitch=d_rank_pitch if num_launch_ranks > 1 else 0,
+        ring_bytes=ring_bytes,
+        smem_bytes=own_bytes,
+    )
+
+
+def split_chip(num_sms: int, *, num_launch_ranks: int, num_comm_ctas: int, cluster_m: int) -> Split:
+    """Communication CTAs as asked and, for the GEMM, all that is left, on each rank alike.
+
+    Raises ValueError where a role would go without.
+    """
+    own = num_sms // num_launch_ranks // cluster_m * cluster_m
+    most = own - cluster_m
+    if not 1 <= num_comm_ctas <= most:
+        raise ValueError(
+            f"kernel.num_comm_ctas={num_comm_ctas}: {num_launch_ranks} ranks share {num_sms} SMs, "
+            f"{own} each, and the GEMM needs {cluster_m} of them; choose 1..{most}"
+        )
+    if num_comm_ctas % cluster_m:
+        raise ValueError(
+            f"kernel.num_comm_ctas={num_comm_ctas}: CTAs of a launch are clusters of {cluster_m}; "
+            f"choose a multiple of {cluster_m}"
+        )
+    return Split(num_comm_ctas=num_comm_ctas, num_gemm_ctas=own - num_comm_ctas)
+
+
+def num_first_tiles(gemm: KernelPlan, *, num_m_tiles: int, num_gemm_ctas: int) -> int:
+    """M tiles of a rank that its CTAs begin with, all at once: whole groups that share B."""
+    wave = -(-num_gemm_ctas // gemm.num_n_tiles)
+    group = gemm.tuning.raster_m * gemm.cluster_m
+    return min(num_m_tiles, -(-wave // group) * group)
