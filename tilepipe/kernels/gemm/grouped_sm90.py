@@ -13,8 +13,8 @@ claim of a launch puts the queue back to 0, so that nothing has to be reset betw
 
 Clusters. A cluster takes M tiles of one expert side by side; every CTA loads half of the B tile and
 multicasts it. A stage is free once both CTAs have multiplied out of it. An odd last M tile leaves
-its neighbour a null tile: that CTA loads its half of B, multiplies and stores nothing. Nor does a
-warpgroup multiply blocks of 64 rows of which an expert has none: they are up to half of a tile.
+its neighbour a null tile: that CTA loads its half of B, multiplies and stores nothing. Nor do
+cooperative warpgroups multiply blocks of 64 rows of which an expert has none: up to half of a tile.
 
 Rows. Each CTA's producer waits for the rows of its own M tile, acquires and fences for itself. B is
 loaded by the same warp, so a CTA whose rows are late holds up its neighbour too.
@@ -548,10 +548,10 @@ def _multiply(
                 own_rows = valid
                 if cutlass.const_expr(plan.groups_per_tile > 1):
                     own_rows = valid - group * BLOCK_M
-                # Blocks without rows are not multiplied: the tensor cores are the other tiles'.
                 apart = BLOCK_M * plan.groups_per_tile
-                for i in cutlass.range_constexpr(plan.blocks_per_group):
-                    here = own_rows > i * apart
+                fewest = 0 if plan.skips_blocks else plan.blocks_per_group - 1
+                for i in cutlass.range_constexpr(fewest, plan.blocks_per_group):
+                    here = own_rows > (i * apart if plan.skips_blocks else 0)
                     if cutlass.const_expr(i + 1 < plan.blocks_per_group):
                         here = here and own_rows <= (i + 1) * apart
                     if here:
