@@ -39,7 +39,7 @@ from tilepipe.workload.routing import Routing
 # By copy: what a CTA of twelve warps is given.
 KNOBS = {
     Copy.simt: {"num_warps": 12, "num_loads": 4},
-    Copy.tma: {"num_warps": 8, "num_stages": 4, "stage_bytes": 7168, "flag_batch": 8},
+    Copy.tma: {"num_warps": 8, "num_stages": 3, "stage_bytes": 7168, "flag_batch": 8},
 }
 
 

@@ -22,6 +22,9 @@ from tilepipe.config.choices import (  # noqa: E402
 from tilepipe.fabric.table import Slot, Word  # noqa: E402
 from tilepipe.fabric.watch import WatchdogTimeout  # noqa: E402
 from tilepipe.kernels.gemm.plan import GemmTuning  # noqa: E402
+from tilepipe.kernels.overlap.group import spare_table  # noqa: E402
+from tilepipe.kernels.overlap.home_group import fused_home_launch  # noqa: E402
+from tilepipe.measure.gate import BF16_POISON  # noqa: E402
 
 # K 256, N 1024: four N tiles.
 PLAIN = {"n": 1024, "roles": Roles.switch}
@@ -96,6 +99,31 @@ def test_a_hundred_launches_of_changing_routing_stay_right(case):
     for number in range(100):
         home.prepare(routings[number % len(routings)], number + 1)
         assert home.run() == [], f"launch {number}"
+
+
+@pytest.mark.parametrize("copy", list(Copy))
+def test_rows_that_are_pushed_aside_change_nothing_at_home(copy):
+    chosen = chosen_of({"copy": copy, "num_ranks": 2, "num_chunks": 4})
+    (routing,) = routings_of(chosen, count=1)
+    home = HomeCase(chosen, [routing])
+    home.prepare(routing, 1)
+    beside = fused_home_launch(
+        *(home.group, home.layer, home.a),
+        reduces=False,
+        sending=spare_table(home.group.heap),
+    )
+
+    for _ in range(3):
+        home.poison()
+        home.group.open(exchange=False)
+        beside()
+        home.group.synchronize()
+
+    for rank in home.group.ranks:
+        for slot in (Slot.home_y, Slot.out):
+            bits = home.group.tensor(rank, slot).view(torch.int16)
+            assert bool((bits == BF16_POISON).all())
+        assert not home.group.tensor(rank, Slot.token_ready).any()
 
 
 def test_a_tile_that_nobody_stores_ends_in_a_sentence():

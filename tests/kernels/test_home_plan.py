@@ -98,7 +98,7 @@ def test_too_small_operands_for_the_rings_of_the_reduction_are_refused():
 
 
 def test_tables_of_more_ranks_than_fit_beside_the_stages_are_refused():
-    with pytest.raises(ValueError, match=r"num_stages=4: .* choose one stage less"):
+    with pytest.raises(ValueError, match=r"num_stages=4: .* plan the GEMM with gemm_bytes"):
         plan_home_launch(gemm_plan(), replace(CONSTANTS, num_ranks=32), **SETTINGS)
 
 

@@ -102,7 +102,7 @@ class Roles(Enum):
     """Whether a CTA of a fused launch does one thing or two."""
 
     fixed = "fixed"  # a CTA communicates, or multiplies, to the end
-    switch = "switch"  # a communication CTA whose sends are out takes tiles of the GEMM
+    switch = "switch"  # all CTAs send the first rows; who has no more to do joins the others
 
 
 class Dtype(Enum):

@@ -19,6 +19,7 @@ from tilepipe.experiments.setting import placed_routing, plan_settings, shape_of
 from tilepipe.fabric.table import Slot, Word  # noqa: E402
 from tilepipe.kernels.group import DeviceGroup  # noqa: E402
 from tilepipe.kernels.overlap import home_group  # noqa: E402
+from tilepipe.kernels.overlap.group import spare_table  # noqa: E402
 from tilepipe.schedule.packed import SLOT_BITS, TOKEN_BITS  # noqa: E402
 
 LAUNCH = 3
@@ -54,6 +55,15 @@ def test_symmetric_bytes_are_what_a_group_reserves_spare_buffers_included():
         (Slot.rank_ready, Slot.spare_rank_ready),
     ):
         assert group.tensor(1, slot).shape == group.tensor(1, spare).shape
+
+
+def test_rows_pushed_aside_find_home_by_what_dispatch_has_left():
+    heap = group_of(config_of()).heap
+
+    table = spare_table(heap)
+
+    changed = {Slot(place) for place in (table != heap.table).any(0).nonzero().flatten().tolist()}
+    assert changed == {Slot.home_y, Slot.token_ready, Slot.rank_ready}
 
 
 class PlainLaunch:

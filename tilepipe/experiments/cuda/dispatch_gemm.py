@@ -83,7 +83,9 @@ class CudaDispatchGemm:
             limit_ns=int(group.watchdog_s * 1e9),
         )
         launcher.prepare("dispatch")
-        fused = partial(fused_launch, group, layer, roles=roles)
+        # Who changes roles opens and begins together: measured, that is never slower.
+        together = roles is Roles.switch
+        fused = partial(fused_launch, group, layer, roles=roles, opens=together, gates=together)
         gemm = partial(gemm_launch, group, layer)
         alone, beside = self._num_ctas["gemm_all"], self._num_ctas["gemm_split"]
         spare = spare_table(group.heap)

@@ -21,6 +21,7 @@ from tilepipe.kernels.gemm.choices import (
 )
 
 __all__ = [
+    "BESIDE_RINGS_BYTES",
     "BLOCK_M",
     "DESCRIPTOR_BYTES",
     "MAX_SUMS",
@@ -49,7 +50,7 @@ TILE_K = 64
 # Registers of a consumer thread for sums; the rest addresses and stages what they become.
 MAX_SUMS = 192
 # Barriers, the tile records handed over, and what aligning the rings to 1024 bytes may cost.
-_BESIDE_RINGS_BYTES = 2048
+BESIDE_RINGS_BYTES = 2048
 # K tiles before the end of a tile's loads at which the next one is claimed, beside the stages.
 _CLAIM_LEAD = 4
 
@@ -211,7 +212,7 @@ def plan_gemm(
         num_chunks=num_chunks,
         num_k_tiles=num_k_tiles,
         claim_at=max(0, num_k_tiles - _CLAIM_LEAD - num_stages),
-        smem_bytes=ring_bytes + _staging_bytes(tuning) + _BESIDE_RINGS_BYTES,
+        smem_bytes=ring_bytes + _staging_bytes(tuning) + BESIDE_RINGS_BYTES,
         workspace_bytes=num_gemm_ctas * slots * DESCRIPTOR_BYTES,
     )
 
@@ -359,7 +360,7 @@ def _check_grid(tuning: GemmTuning, num_gemm_ctas: int, num_sms: int) -> None:
 def _stages_of(problem: GemmProblem, tuning: GemmTuning, smem_bytes: int) -> int:
     """Stages as asked, or as many as there is room for."""
     stage_bytes = (tuning.tile_m + tuning.tile_n) * TILE_K * _BF16_BYTES
-    room = (smem_bytes - _staging_bytes(tuning) - _BESIDE_RINGS_BYTES) // stage_bytes
+    room = (smem_bytes - _staging_bytes(tuning) - BESIDE_RINGS_BYTES) // stage_bytes
     wanted = room if tuning.num_stages is None else tuning.num_stages
     if not 2 <= wanted <= room:
         raise ValueError(

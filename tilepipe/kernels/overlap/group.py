@@ -17,7 +17,7 @@ from tilepipe.kernels.gemm.plan import GemmProblem, GemmTuning, KernelPlan, plan
 from tilepipe.kernels.group import DeviceGroup
 from tilepipe.kernels.launcher import constants_of
 from tilepipe.kernels.overlap.launch import FusedLaunch, make_plan
-from tilepipe.kernels.overlap.plan import Split, num_first_tiles, split_chip
+from tilepipe.kernels.overlap.plan import Split, gemm_bytes, num_first_tiles, split_chip
 
 __all__ = [
     "Layer",
@@ -64,6 +64,7 @@ def _plan_layer(
         layer.tuning,
         num_gemm_ctas=num_gemm_ctas,
         num_sms=layer.num_sms,
+        smem_bytes=gemm_bytes(constants_of("dispatch", settings, group.shape, group.knobs)),
     )
 
 
@@ -229,8 +230,12 @@ _SPARE = {
 
 
 def spare_table(heap: DeviceHeap) -> torch.Tensor:  # (num_ranks, slots) int64 addresses
-    """A table by which rows and flags go where nobody looks, for a heap with spare buffers."""
+    """A table by which rows and flags go where nobody looks, for a heap with spare buffers.
+
+    What the heap keeps no spare of is found where it is: rows go home by what dispatch has left.
+    """
     table = heap.table.clone()
     for slot, spare in _SPARE.items():
-        table[:, int(slot)] = heap.table[:, int(spare)]
+        if heap.tensor(heap.ranks[0], spare).numel():
+            table[:, int(slot)] = heap.table[:, int(spare)]
     return table

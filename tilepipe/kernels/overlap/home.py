@@ -103,7 +103,7 @@ def plan_home_launch(
     if own > SHARED_BYTES:
         raise ValueError(
             f"num_stages={gemm.num_stages}: a fused CTA needs {own} bytes of shared memory, and an "
-            f"SM has {SHARED_BYTES}; choose one stage less"
+            f"SM has {SHARED_BYTES}; plan the GEMM with gemm_bytes"
         )
     return HomePlan(
         gemm=replace(gemm, num_gemm_ctas=gemm.cluster_m, workspace_bytes=0),

@@ -16,7 +16,7 @@ from tilepipe.kernels.launcher import constants_of
 from tilepipe.kernels.overlap.group import Layer, ctas_beside, rank_pitch
 from tilepipe.kernels.overlap.home import order_units, plan_home_launch
 from tilepipe.kernels.overlap.launch import FusedLaunch
-from tilepipe.kernels.overlap.plan import Split
+from tilepipe.kernels.overlap.plan import Split, gemm_bytes
 
 __all__ = ["fused_home_launch", "gemm_home_launch", "upload_home"]
 
@@ -36,6 +36,7 @@ def _plan(group: DeviceGroup, layer: Layer, *, publish: bool, num_gemm_ctas: int
         layer.tuning,
         num_gemm_ctas=num_gemm_ctas,
         num_sms=layer.num_sms,
+        smem_bytes=gemm_bytes(constants_of("push", settings, group.shape, group.knobs)),
     )
 
 

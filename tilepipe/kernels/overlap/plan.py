@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 
 from tilepipe.config.choices import Copy, Granularity, Roles
 from tilepipe.config.limits import FUSED_WARPS, SHARED_BYTES
+from tilepipe.fabric.table import NUM_SLOTS
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.gemm.choices import Clip
-from tilepipe.kernels.gemm.plan import KernelPlan
+from tilepipe.kernels.gemm.plan import BESIDE_RINGS_BYTES, KernelPlan
 
-__all__ = ["OverlapPlan", "Split", "num_first_tiles", "plan_overlap", "split_chip"]
+__all__ = ["OverlapPlan", "Split", "gemm_bytes", "num_first_tiles", "plan_overlap", "split_chip"]
 
 _ALIGN = 128
 _TABLE_SLOT_BYTES = 8
@@ -85,17 +86,11 @@ def plan_overlap(
             f"clip=per_group: a descriptor is patched for one rank, and this launch holds "
             f"{num_launch_ranks}; type clip=ragged"
         )
-    by_bulk = constants.copy is Copy.tma
-    beside = (
-        constants.num_ranks * table_slots * _TABLE_SLOT_BYTES,
-        *[constants.num_warps * constants.num_stages * _BARRIER_BYTES * by_bulk] * (1 + opens),
-    )
-    # What the GEMM reserves beside its rings is far more than its barriers and records take.
-    own_bytes = room + 2 * _ALIGN + sum(-(-size // _ALIGN) * _ALIGN for size in beside)
+    own_bytes = room + _beside_bytes(constants, table_slots)
     if own_bytes > SHARED_BYTES:
         raise ValueError(
             f"num_stages={gemm.num_stages}: a fused CTA needs {own_bytes} bytes of shared memory, "
-            f"and an SM has {SHARED_BYTES}; choose one stage less"
+            f"and an SM has {SHARED_BYTES}; plan the GEMM with gemm_bytes"
         )
     return OverlapPlan(
         gemm=replace(gemm, num_gemm_ctas=gemm.cluster_m, workspace_bytes=0),
@@ -110,6 +105,24 @@ def plan_overlap(
         ring_bytes=ring_bytes,
         smem_bytes=own_bytes,
     )
+
+
+def _beside_bytes(constants: Constants, table_slots: int) -> int:
+    """Shared memory beside operands and staging: barriers and records, addresses of all ranks.
+
+    Barriers of bulk copies twice: rows may be pushed in two rounds.
+    """
+    by_bulk = constants.copy is Copy.tma
+    sizes = (
+        constants.num_ranks * table_slots * _TABLE_SLOT_BYTES,
+        *[constants.num_warps * constants.num_stages * _BARRIER_BYTES * by_bulk] * 2,
+    )
+    return 2 * _ALIGN + sum(-(-size // _ALIGN) * _ALIGN for size in sizes)
+
+
+def gemm_bytes(constants: Constants, table_slots: int = NUM_SLOTS) -> int:
+    """Shared memory to plan the GEMM of a fused launch for, so that all else fits beside it."""
+    return SHARED_BYTES - max(0, _beside_bytes(constants, table_slots) - BESIDE_RINGS_BYTES)
 
 
 def split_chip(num_sms: int, *, num_launch_ranks: int, num_comm_ctas: int, cluster_m: int) -> Split:
