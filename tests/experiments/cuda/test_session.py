@@ -64,10 +64,13 @@ def test_knobs_are_what_was_typed(kernel):
 @pytest.mark.parametrize("kernel", TRIALS)
 def test_knobs_of_bulk_copies_are_what_was_typed(kernel):
     words = ("kernel.copy=tma", "kernel.num_comm_ctas=16", "kernel.num_comm_warps=2")
+    ring = ("kernel.num_stages=6", "kernel.stage_bytes=14336", "kernel.flag_batch=5")
 
-    knobs = knobs_of(config_of(kernel, *words, "kernel.num_stages=6"))
+    knobs = knobs_of(config_of(kernel, *words, *ring))
 
-    assert knobs == Knobs(num_ctas=16, copy=Copy.tma, num_warps=2, num_stages=6)
+    assert knobs == Knobs(
+        num_ctas=16, copy=Copy.tma, num_warps=2, num_stages=6, stage_bytes=14_336, flag_batch=5
+    )
 
 
 def test_knobs_left_null_are_those_of_the_launcher():
