@@ -761,7 +761,7 @@ def test_two_h200_are_told_with_their_links_and_what_auto_makes_of_them(seen):
         ),
     ]
     assert facts[-1].next_step == (
-        "type kernel=dispatch or kernel=combine for these, hardware=cpu for the host executor"
+        "type kernel=dispatch, say, for these, hardware=cpu for the host executor"
     )
 
 

@@ -74,7 +74,7 @@ def buffer_specs(settings: PlanSettings, shape: Shape) -> dict[Slot, ArraySpec]:
         Slot.plan_rounds: ((MAX_PLAN_CTAS,), np.int64),
         # Tiles may be handed out in halves.
         Slot.gemm_tiles: ((2 * tiles, RECORD_WORDS), np.int32),
-        Slot.push_units: ((tiles * settings.num_chunks * min(returned, 1), 4), np.int32),
+        Slot.push_units: ((tiles * settings.num_chunks * spare_home, 4), np.int32),
         Slot.tile_stored: ((tiles * settings.num_n_tiles,), np.int32),
     }
     return {slot: ArraySpec(shape=size, dtype=dtype) for slot, (size, dtype) in sizes.items()}

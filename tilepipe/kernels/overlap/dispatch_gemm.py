@@ -14,6 +14,18 @@ bulk copies have completed, and the barrier of the CTA lies between them and the
 OverlapPlan.opens: all CTAs push the rows that GEMMs begin with, at the rate of the whole chip,
 before they take their roles. OverlapPlan.gates: CTAs of the GEMM begin together.
 
+One H200, 32 768 rows over 32 experts, K 7168, N 4096, loopback with one rank, copy=tma, granularity
+tile, times by that of the GEMM alone on all SMs (2.39 ms; benchmarks/overlap_times.py, 2026-11):
+
+    communication CTAs                        4      6      8     12     16     24
+    fixed                                 1.310  1.103  1.098  1.108  1.120  1.180
+    fixed, gates                          1.306  1.091  1.095  1.104  1.120  1.180
+    fixed, opens                          1.281  1.073  1.080  1.092  1.115  1.175
+    fixed, opens and gates                1.280  1.070  1.082  1.091  1.114  1.175
+    switch                                1.311  1.093  1.076  1.071  1.061  1.069
+    switch, opens and gates               1.237  1.062  1.060  1.054  1.059  1.066
+    fixed, no waits at all (a bound)      1.219  1.062  1.073  1.083  1.105  1.168
+
 `sending` is the table by which communication finds its way; with a table of spare buffers rows and
 flags go where nobody looks.
 """
