@@ -135,16 +135,25 @@ class HomeBench:
             "sequential": Contender([gemm_all, free.push, group.reduce], whole),
             "gemm_split": Contender([gemm(num_gemm_ctas=split)], split),
             "gemm_publish": Contender([gemm(num_gemm_ctas=split, publish=True)], split),
-            "gemm_contended": Contender([fused(reduces=False, sending=self.spare)], split),
             "push_split": Contender([group.push], split),
             "push_free": Contender([free.push], split),
             "reduce": Contender([group.reduce], split, preset=True),
+            "gemm_contended": Contender([fused(reduces=False, sending=self.spare)], split),
         }
 
     def point(self, knobs: Knobs, num_iters: int) -> list[list[Any]]:
         """Compare and time everything at one split; rows of the table."""
         group = self.group_of(knobs)
         contenders = self.contenders(group)
+        for name, one in contenders.items():
+            # Who does not end, or faults, is named by the last line.
+            sys.stderr.write(f"{knobs.num_ctas} {name}\n")
+            sys.stderr.flush()
+            upload_home(group, self.layer, num_gemm_ctas=one.num_gemm_ctas)
+            group.open(exchange=False, preset=one.preset)
+            for launch in one.launches:
+                launch()
+            group.synchronize()
         checked = {"fused_fixed": Slot.out, "fused_switch": Slot.out, "sequential": Slot.reduced}
         wrong = {name: self.check(group, contenders[name], slot) for name, slot in checked.items()}
         timed = {name: one for name, one in contenders.items() if not wrong.get(name)}
