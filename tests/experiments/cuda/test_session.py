@@ -101,8 +101,8 @@ SMALL = (
 HAND_COMPUTED = {
     # recv_x; x: 32 rows
     "dispatch": ROWS + 4 * KIB + COMMON + SMALL,
-    # y; home_y: 64 rows; out and reduced: 32 rows each; units of 16 bytes that go home
-    "combine": ROWS + 8 * KIB + 2 * 4 * KIB + COMMON + SMALL + KIB,
+    # y; home_y: 64 rows; out and reduced: 32 rows each
+    "combine": ROWS + 8 * KIB + 2 * 4 * KIB + COMMON + SMALL,
 }
 
 
