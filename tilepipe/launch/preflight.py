@@ -11,7 +11,7 @@ from tilepipe.records import Point
 __all__ = ["missing_hardware", "refusal", "unsupported"]
 
 # What this version has GPU kernels for.
-_OPERATIONS = ("dispatch", "combine", "grouped_gemm", "dispatch_gemm")
+_OPERATIONS = ("dispatch", "combine", "grouped_gemm", "dispatch_gemm", "gemm_combine")
 # sm_90a code loads on nothing else.
 _CAPABILITY = (9, 0)
 
