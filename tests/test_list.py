@@ -192,8 +192,8 @@ def test_a_recording_is_listed_with_its_imbalance(tmp_path, capsys):
         (["nowhere.npy"], "routing.path=nowhere.npy: no such file; type routing.path=FILE"),
         (
             ["f", "ranks=4"],
-            "ranks=4: unknown word; type num_ranks, num_experts, layer, num_topk, num_layers with "
-            "=N, or law=counts",
+            "ranks=4: unknown word; type num_ranks, num_experts, layer, first_token, max_tokens, "
+            "num_topk, num_layers with =N, or law=counts",
         ),
         (["f", "num_ranks=0"], "num_ranks=0: must be a whole number of 1 or more"),
         (["f", "layer=x"], "layer=x: must be a whole number of 0 or more"),

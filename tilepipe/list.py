@@ -30,7 +30,10 @@ _COLUMNS = "columns"
 # Followed by a file, and words of _ROUTING_WORDS.
 _ROUTING = "routing"
 _KINDS = (*_GROUPS, _COLUMNS, _ROUTING)
-_ROUTING_WORDS = ("num_ranks", "num_experts", "layer", "num_topk", "num_layers")
+_ROUTING_WORDS = (
+    *("num_ranks", "num_experts", "layer", "first_token", "max_tokens"),
+    *("num_topk", "num_layers"),
+)
 # The one option without a file: config/register.py computes it.
 _AUTO = "The largest of these that this machine is; cpu where there is no GPU."
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
@@ -206,6 +209,8 @@ def _routing_lines(words: Sequence[str]) -> list[str]:
     numbers, as_counts = _numbers(words[1:])
     selection = Selection(
         layer=numbers.get("layer"),
+        first_token=numbers.get("first_token", 0),
+        max_tokens=numbers.get("max_tokens"),
         num_topk=numbers.get("num_topk"),
         num_layers=numbers.get("num_layers"),
     )
@@ -223,7 +228,7 @@ def _numbers(words: Sequence[str]) -> tuple[dict[str, int], bool]:
     numbers, as_counts = {}, False
     for word in words:
         key, _, value = word.partition("=")
-        least = 0 if key == "layer" else 1
+        least = 0 if key in ("layer", "first_token") else 1
         if word == "law=counts":
             as_counts = True
         elif key not in _ROUTING_WORDS:

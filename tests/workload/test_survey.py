@@ -145,3 +145,45 @@ def test_a_layer_or_nothing_is_named(tmp_path):
     np.save(tmp_path / "empty.npy", np.zeros((0, 2), int))
     with pytest.raises(ValueError, match="no token is recorded in it"):
         survey(str(tmp_path / "empty.npy"))
+
+
+@pytest.mark.parametrize("name", ["jsonl", "parquet", "npz", "routed_npz", "recorder"])
+def test_a_window_is_cut_from_every_layer(tmp_path, name):
+    rng = np.random.Generator(np.random.PCG64(1))
+    ids = draw_ids(rng, num_layers=3, num_tokens=50, num_topk=3, num_experts=12)
+    path = {**WEIGHTED, **BARE}[name](tmp_path, ids)
+
+    def found(**window):
+        return survey(path, num_ranks=2, selection=Selection(**window)).layers
+
+    for layer, rows in zip(found(first_token=20, max_tokens=9), ids[:, 20:29], strict=True):
+        assert layer.num_tokens == 9
+        assert layer.rows_per_expert.tolist() == np.bincount(rows.ravel(), minlength=12).tolist()
+    assert [layer.num_tokens for layer in found(first_token=45, max_tokens=9)] == [5, 5, 5]
+    with pytest.raises(ValueError, match="tokens") as caught:
+        found(first_token=50)
+    assert str(caught.value) == f"first_token=50: {path} holds 50 tokens a layer; type at most 49"
+
+
+def test_equal_tokens_at_the_start_are_told_with_the_way_around_them(tmp_path):
+    rng = np.random.Generator(np.random.PCG64(1))
+    ids = draw_ids(rng, num_layers=3, num_tokens=50, num_topk=3, num_experts=12)
+    ids[:2, :20] = ids[:2, :1]
+    ids[2, :16] = ids[2, :1]
+    ids[:, 20] = (ids[:, 0] + 1) % 12
+    path = write_jsonl(tmp_path, ids)
+
+    found = survey(path, num_ranks=2)
+    later = survey(path, num_ranks=2, selection=Selection(first_token=20))
+    same = survey(path, num_ranks=2, selection=Selection(max_tokens=18, layer=1))
+
+    assert [layer.num_alike for layer in found.layers] == [20, 20, 16]
+    assert sheet(found)[-2:] == [
+        "",
+        "  The first 20 tokens of layers 0, 1 are equal, as an engine's warm-up: first_token=20 "
+        "leaves them out.",
+    ]
+    assert "equal" not in "".join(sheet(later))
+    assert sheet(same)[-1].endswith(
+        "18 tokens of layer 1 are equal, as an engine's warm-up: all there are."
+    )

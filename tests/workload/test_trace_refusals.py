@@ -14,6 +14,7 @@ import pytest
 
 from tests.workload import recordings
 from tests.workload.recordings import BARE, WEIGHTED, draw_ids
+from tilepipe.config import schemas
 from tilepipe.config.routings import LOG_LINES
 from tilepipe.workload.trace import Selection, read_counts, read_trace, survey
 
@@ -330,3 +331,15 @@ def test_an_array_of_anything_else_is_shown_two_lines_of_a_log(tmp_path):
         f"routing.path={path}: is an array of neither answers nor steps; write a log as one object "
         f"a line, as in {LOG_LINES}"
     )
+
+
+def test_who_types_no_path_is_shown_what_a_file_looks_like():
+    for law, lines in (
+        (schemas.TraceRouting, f"lines {LOG_LINES}"),
+        (schemas.CountsRouting, "CSV with the lines layer,expert,count and 0,17,4096"),
+    ):
+        name = law.law.name
+        assert refusal(law) == (
+            f"routing.path=???: routing={name} needs routing.path=FILE, of a format in "
+            f"docs/routing.md, such as {lines}"
+        )

@@ -76,7 +76,7 @@ def _pieces(
     ids: Stored, weights: Stored | None, layer: int | None, selection: Selection, met: Met
 ) -> Iterator[Block]:
     """Blocks of (num_tokens, num_topk), from the first wanted row on."""
-    num_rows = ids.shape[0]
+    num_rows = met.num_rows = ids.shape[0]
     begin = met.skipped = min(selection.first_token, num_rows)
     for start in range(begin, num_rows, MAX_BLOCK_ROWS):
         stop = min(start + MAX_BLOCK_ROWS, num_rows)
@@ -96,6 +96,7 @@ def _tokens_first(path: str, ids: Stored, selection: Selection, met: Met) -> Ite
         )
     _refuse_bad(path, ids, None)
     num_rows, num_layers = ids.shape[:2]
+    met.num_rows = num_rows
     layers = _wanted(path, num_layers, selection, met)
     begin = met.skipped = min(selection.first_token, num_rows)
     step = max(1, MAX_BLOCK_ROWS // num_layers)

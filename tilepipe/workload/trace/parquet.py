@@ -35,6 +35,7 @@ def read_parquet(path: str, selection: Selection, met: Met) -> Iterator[Block]:
             names = _names(path, file.schema_arrow)
             if selection.request is not None and names.request is None:
                 raise request_refusal(path, selection.request, ())
+            met.num_rows = file.metadata.num_rows
             if names.layer is None:
                 met.complete = True
             elif selection.layer is None:

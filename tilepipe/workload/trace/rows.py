@@ -38,6 +38,9 @@ MAX_BLOCK_ROWS = 65_536
 MAX_EXPERTS = 2**20
 # What fits in 31 bits: a number beyond, or below 0, is no layer's.
 MAX_LAYER = 2**31 - 1
+# Rows for which room is made at once: memory that is not touched costs nothing, and growing zeroes
+# it first. (2 cores, 2026-11, Parquet, topk 8 with weights: 100 of 390 ns a row.)
+_MOST_EXPECTED = 2**24
 BAD_WEIGHT = "a weight that is negative, infinite in float32 or no number"
 
 
@@ -92,6 +95,7 @@ class Met:
     complete: bool = False  # `layers` are all layers of the file
     requests: set[str] = field(default_factory=set)
     skipped: int = 0  # rows that a reader left out because they lie before the window
+    num_rows: int | None = None  # no more are to come, where the file says so
 
 
 Reader = Callable[[str, Selection, Met], Iterator[Block]]
@@ -113,13 +117,18 @@ def collect(path: str, reader: Reader, selection: Selection) -> Trace:
         if selection.max_tokens is not None:
             stop = min(stop, first + selection.max_tokens - len(rows))
         if first < stop:
-            rows.append(block.cut(first, stop))
+            rows.append(block.cut(first, stop), at_most=_at_most(selection, met))
         full = selection.max_tokens is not None and len(rows) >= selection.max_tokens
         if full and (selection.layer is not None or met.complete):
             break
     _refuse_choice(path, selection, met, num_rows=met.skipped + num_before, num_kept=len(rows))
     layer = selection.layer if selection.layer is not None else min(met.layers, default=None)
     return Trace(rows.topk_idx(), rows.topk_weights(), layer, tuple(sorted(met.layers)))
+
+
+def _at_most(selection: Selection, met: Met) -> int:
+    known = [count for count in (selection.max_tokens, met.num_rows) if count is not None]
+    return min([*known, _MOST_EXPECTED]) if known else 0
 
 
 def _refuse_choice(
@@ -153,15 +162,16 @@ class _Rows:
     def __len__(self) -> int:
         return self._num_rows
 
-    def append(self, block: Block) -> None:
+    def append(self, block: Block, *, at_most: int) -> None:
+        """Keep more rows; of all together there will hardly be more than `at_most`."""
         first, num_topk = self._ids is None, block.ids.shape[1]
         if self._ids is None:
-            self._ids = np.empty((0, num_topk), np.int32)
+            self._ids = np.empty((at_most, num_topk), np.int32)
         if num_topk != self._ids.shape[1]:
             told = f"has {num_topk} ids where the rows before have {self._ids.shape[1]}"
             raise refusal(self._path, f"{block.place(0)} {told}")
         if first and block.weights is not None:
-            self._weights = np.empty((0, num_topk), np.float32)
+            self._weights = np.empty((at_most, num_topk), np.float32)
         if (block.weights is None) != (self._weights is None):
             told = "no weights where the rows before have some"
             if self._weights is None:
@@ -197,20 +207,34 @@ def check(path: str, block: Block) -> tuple[NDArray[np.int32], NDArray[np.float3
     if ids.size and (ids.min() < -1 or ids.max() >= MAX_EXPERTS):
         wrong = (ids < -1) | (ids >= MAX_EXPERTS)
         raise _first_refusal(path, block, wrong, "an id that is no expert number", ids)
-    ascending = np.sort(ids, axis=1)
-    again = (ascending[:, 1:] == ascending[:, :-1]) & (ascending[:, 1:] >= 0)
-    if again.any():
+    if _has_repeats(ids):
+        ascending = np.sort(ids, axis=1)
+        again = (ascending[:, 1:] == ascending[:, :-1]) & (ascending[:, 1:] >= 0)
         raise _first_refusal(path, block, again, "the same expert twice", ascending[:, 1:])
     # Only now: a cast before the check would wrap ids around.
     narrow = ids.astype(np.int32, copy=False)
     if block.weights is None:
         return narrow, None
     with np.errstate(over="ignore"):  # too large for float32 becomes inf, refused below
-        weights = block.weights.astype(np.float32)
+        weights = block.weights.astype(np.float32, copy=False)
     usable = np.isfinite(weights) & (weights >= 0)
     if not usable.all():
         raise _first_refusal(path, block, ~usable, BAD_WEIGHT, block.weights)
     return narrow, weights
+
+
+def _has_repeats(ids: NDArray[np.integer]) -> bool:
+    """Whether any row holds an expert twice.
+
+    Every slot against every other, a whole column of slots at a time. (2 cores, 2026-11, topk 8:
+    17 ns a row; sorting the rows takes 49.)
+    """
+    slots = np.ascontiguousarray(ids.T)
+    for distance in range(1, len(slots)):
+        equal = slots[distance:] == slots[:-distance]
+        if equal.any() and (slots[distance:][equal] >= 0).any():
+            return True
+    return False
 
 
 def _first_refusal(

@@ -30,6 +30,8 @@ _NOTES = (
     "on ranks in order; where within is not far above across, another placement has room to help.",
 )
 _NUM_HOTTEST = 3
+# Fewer equal tokens at the start are a prompt's, more are what an engine tried itself out with.
+_MOST_ALIKE = 16
 
 
 def sheet(found: Survey) -> list[str]:
@@ -51,7 +53,25 @@ def sheet(found: Survey) -> list[str]:
         ),
         "",
         *(f"  {note}" for note in _NOTES),
+        *_alike(found),
     ]
+
+
+def _alike(found: Survey) -> list[str]:
+    """What to leave out, if a recording begins with one token again and again."""
+    begins: dict[int, list[LayerSurvey]] = {}
+    for layer in found.layers:
+        if layer.num_alike is not None and layer.num_alike > _MOST_ALIKE:
+            begins.setdefault(layer.num_alike, []).append(layer)
+    notes = []
+    for count, layers in sorted(begins.items()):
+        numbers = [layer.layer for layer in layers if layer.layer is not None]
+        which = f" of layer{'s' if len(numbers) > 1 else ''} {listed(numbers)}" if numbers else ""
+        whole = all(layer.num_tokens == count for layer in layers)
+        way = "all there are" if whole else f"first_token={count} leaves them out"
+        told = f"The first {count} tokens{which} are equal, as an engine's warm-up: {way}."
+        notes += ["", f"  {told}"]
+    return notes
 
 
 def _row(layer: LayerSurvey) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ token to send, so a placement that brings pairs together would save traffic.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,7 @@ class LayerSurvey:
     # Tokens in which a pair of experts meets, mean over all pairs of that kind.
     meets_within: float | None
     meets_across: float | None
+    num_alike: int | None  # tokens at the start that are equal to the first
 
     @property
     def rows_per_rank(self) -> NDArray[np.int64]:  # (num_ranks,)
@@ -63,7 +64,10 @@ def survey(
     selection: Selection = _ALL,
     as_counts: bool = False,
 ) -> Survey:
-    """Read a recording once, or twice where the experts must be found first."""
+    """Read a recording once, or twice where the experts must be found first.
+
+    The window of the selection is cut from every layer.
+    """
     counts = counts_of_file(path, bare=as_counts)
     if as_counts and counts is None:
         raise refusal(path, "holds tokens, not counts", "leave law=counts out")
@@ -121,6 +125,7 @@ def _of_counts(
                 ranks_per_token=None,
                 meets_within=None,
                 meets_across=None,
+                num_alike=None,
             )
         )
     return Survey(
@@ -138,7 +143,7 @@ def _refuse_beyond(path: str, highest: int, num_experts: int) -> None:
 
 def _num_seen(path: str, selection: Selection) -> int:
     highest = -1
-    for block in _blocks(path, selection, Met()):
+    for block in _blocks(path, replace(selection, first_token=0), Met()):
         ids, _ = check(path, block)
         highest = max(highest, int(ids.max(initial=-1)))
     return max(1, highest + 1)
@@ -153,15 +158,25 @@ def _blocks(path: str, selection: Selection, met: Met) -> Iterator[Block]:
 def _gather(
     path: str, selection: Selection, num_ranks: int, num_experts: int
 ) -> tuple[dict[int | None, "_Layer"], Met]:
-    met, layers = Met(), dict[int | None, _Layer]()
+    met, layers, num_read = Met(), dict[int | None, _Layer](), dict[int | None, int]()
     for block in _blocks(path, selection, met):
         if selection.layer is not None and block.layer is None:
             raise layer_refusal(path, selection.layer, ())
         layer = layers.setdefault(block.layer, _Layer(num_ranks=num_ranks, num_experts=num_experts))
-        layer.add(path, block)
-    if not layers and met.layers:
+        before = num_read.get(block.layer, 0)
+        num_read[block.layer] = before + len(block.ids)
+        start, stop = max(0, selection.first_token - met.skipped - before), len(block.ids)
+        if selection.max_tokens is not None:
+            stop = min(stop, start + selection.max_tokens - layer.num_tokens)
+        if start < stop:
+            layer.add(path, block.cut(start, stop))
+    if not layers and met.layers and selection.layer not in (None, *met.layers):
         raise layer_refusal(path, selection.layer, met.layers)
-    if not layers:
+    if not any(layer.num_tokens for layer in layers.values()):
+        num_rows = met.skipped + max(num_read.values(), default=0)
+        if num_rows:
+            told = f"first_token={selection.first_token}: {path} holds {num_rows} tokens a layer"
+            raise ValueError(f"{told}; type at most {num_rows - 1}")
         raise refusal(path, "no token is recorded in it")
     return layers, met
 
@@ -174,6 +189,8 @@ class _Layer:
     num_experts: int
     rows: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     num_tokens: int = 0
+    num_alike: int = 0
+    first: NDArray[np.int32] | None = None  # (num_topk,), the first token
     num_topk: int | None = None
     has_weights: bool = False
     num_ranks_met: int = 0  # over all tokens: ranks that own experts of the token
@@ -188,6 +205,11 @@ class _Layer:
             raise refusal(path, f"{block.place(0)} {told}")
         _refuse_beyond(path, int(ids.max(initial=-1)), self.num_experts)
         self.num_topk, self.has_weights = num_topk, self.has_weights or weights is not None
+        if self.first is None:
+            self.first = ids[0].copy()
+        if self.num_alike == self.num_tokens:
+            other = (ids != self.first).any(axis=1)
+            self.num_alike += int(np.argmax(other)) if other.any() else len(ids)
         self.num_tokens += len(ids)
         self.rows = added(self.rows, ids)
         valid = ids >= 0
@@ -221,4 +243,5 @@ class _Layer:
             ranks_per_token=self.num_ranks_met / self.num_tokens if self.num_tokens else None,
             meets_within=self.num_within / pairs_within if pairs_within else None,
             meets_across=num_across / pairs_across if pairs_across else None,
+            num_alike=self.num_alike,
         )
