@@ -107,6 +107,20 @@ def test_a_gpu_for_every_rank_needs_no_disclaimer(store):
     assert "proves no" not in caption(rows_of(store))
 
 
+def test_a_caption_tells_what_belongs_to_each_of_two_copies(store):
+    ring = {"num_loads": None, "num_stages": 4, "stage_bytes": 7168, "flag_batch": 8}
+    store.add({"dispatch": launch_of(10, 100)})
+    store.add(
+        {"dispatch": launch_of(10, 100)}, kernel={"copy": "tma", "num_comm_warps": 8, **ring}
+    )
+
+    told = caption(rows_of(store))
+
+    assert "Simt: 16 warps, 14 loads, 4 rows a fence; tma: 8 warps, 4 stages, " in told
+    assert "7168 bytes a stage, 8 rows a fence." in told
+    assert "warps" not in told.partition("Same for all: ")[2].partition(". ")[0]
+
+
 def test_few_iterations_are_told_to_be_a_range(store):
     store.add({"dispatch": ([10, 10, 10], [100, 110, 120])})
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tilepipe.config.choices import Fabric
-from tilepipe.report.groups import MODEL, OWN, label, spell, varying
+from tilepipe.report.groups import MODEL, OF_A_COPY, OWN, label, spell, varying
 from tilepipe.report.shapes import Value
 
 __all__ = ["NULL", "amount", "caption", "scaled", "time_unit", "told_value", "warnings_of", "work"]
@@ -103,15 +103,23 @@ def caption(rows: Sequence[Row], *, kinds: Iterable[str | None] = (), note: str 
     told = [name for name in (*MODEL, *OWN) if name not in _UNTOLD]
     differ = varying(rows, told)
     common = [name for name in told if name not in differ]
-    shared = label(rows[0], common)
+    copies = sorted({row["copy"] for row in rows if row["copy"]})
+    # What belongs to a copy is the same for its rows only.
+    each = [name for name in common if name in OF_A_COPY] if len(copies) > 1 else []
+    shared = label(rows[0], [name for name in common if name not in each])
     sentences = [
         "; ".join(part for part in parts if part),
         f"same for all: {shared}" if shared else "",
+        "; ".join(_of_copy(rows, copy, each) for copy in copies) if each else "",
         *intervals,
         note,
         _disclaimer(rows),
     ]
     return " ".join(f"{s[0].upper()}{s[1:].rstrip('.')}." for s in sentences if s)
+
+
+def _of_copy(rows: Sequence[Row], copy: str, names: Sequence[str]) -> str:
+    return f"{copy}: {label(next(row for row in rows if row['copy'] == copy), names)}"
 
 
 def dates(rows: Iterable[Row]) -> str:
