@@ -212,7 +212,7 @@ def test_the_interval_over_rounds_is_students(num_rounds):
 
 @pytest.fixture(scope="module")
 def published():
-    """Every series of a published run: 37 of 30 iterations."""
+    """Every series of a published run, most of 30 iterations."""
     found = []
     for point in read_results(PUBLISHED).points:
         series = slowest_rank(point.outcome.records)
@@ -229,9 +229,11 @@ def test_real_times_against_themselves_are_the_same(published):
 def test_real_times_that_take_three_percent_longer_are_slower(published):
     longer = [np.rint(times * 1.03).astype(np.int64) for times in published]
 
-    found = {verdict(a, b) for a, b in zip(published, longer, strict=True)}
+    found = [verdict(a, b) for a, b in zip(published, longer, strict=True)]
 
-    assert found == {Verdict.SLOWER}
+    # A series that drifts through its launch decides nothing, and says so.
+    assert set(found) <= {Verdict.SLOWER, Verdict.AMBIGUOUS}
+    assert found.count(Verdict.SLOWER) >= 0.98 * len(found)
 
 
 def test_real_times_of_which_one_doubled_are_never_slower(published):

@@ -7,7 +7,7 @@ import pytest
 
 from tilepipe import validate
 from tilepipe.config import detect
-from tilepipe.launch import driver
+from tilepipe.launch import driver, preflight
 from tilepipe.launch.driver import run_points
 from tilepipe.launch.ranks import RanksFailed
 from tilepipe.launch.stopping import Interrupted
@@ -71,9 +71,8 @@ NO_GPU_HERE = "type hardware=cpu to run it on the host executor"
     [
         (
             ("hardware=h200_x8", "kernel=gemm_combine"),
-            "unsupported",
-            "gemm_combine on hardware=h200_x8: this version has GPU kernels for dispatch, combine, "
-            f"grouped_gemm and dispatch_gemm only; start +experiment=dispatch, or {NO_GPU_HERE}",
+            "skipped",
+            f"hardware=h200_x8 needs 8 GPUs and this machine shows 0; {NO_GPU_HERE}",
         ),
         (
             ("hardware=h200_x1", "kernel=grouped_gemm"),
@@ -102,7 +101,7 @@ NO_GPU_HERE = "type hardware=cpu to run it on the host executor"
         ),
     ],
 )
-def test_points_without_code_or_hardware_end_with_the_next_step_and_that_is_no_error(
+def test_points_without_hardware_end_with_the_next_step_and_that_is_no_error(
     point, tmp_path, monkeypatch, words, status, reason
 ):
     monkeypatch.setattr(detect, "gpu_names", lambda: ())
@@ -111,6 +110,24 @@ def test_points_without_code_or_hardware_end_with_the_next_step_and_that_is_no_e
 
     assert code == 0
     assert rows(tmp_path) == {(status, reason)}
+    assert validate.main([str(tmp_path)]) == 0
+
+
+def test_a_point_without_code_is_unsupported_and_that_is_no_error(point, tmp_path, monkeypatch):
+    monkeypatch.setattr(preflight, "_OPERATIONS", ("dispatch", "combine"))
+
+    code = run_points(
+        [point(*TINY[:2], "hardware=h200_x8", "kernel=gemm_combine")], results_dir=tmp_path
+    )
+
+    assert code == 0
+    assert rows(tmp_path) == {
+        (
+            "unsupported",
+            "gemm_combine on hardware=h200_x8: this version has GPU kernels for dispatch and "
+            f"combine only; start +experiment=dispatch, or {NO_GPU_HERE}",
+        )
+    }
     assert validate.main([str(tmp_path)]) == 0
 
 

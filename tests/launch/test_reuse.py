@@ -12,7 +12,7 @@ from tests.launch import entries
 from tilepipe.config import detect
 from tilepipe.config.choices import L2, Resume
 from tilepipe.config.schemas import Measure
-from tilepipe.launch import driver, dry, screen, worker, wrapped
+from tilepipe.launch import driver, dry, preflight, screen, worker, wrapped
 from tilepipe.launch.driver import run_points
 from tilepipe.launch.ranks import RanksFailed
 from tilepipe.launch.reuse import in_order, reusable, stale_because
@@ -157,6 +157,7 @@ def test_a_dry_run_lists_points_with_their_memory_and_starts_nothing(
         point("hardware=h200_x8", "dry_run=true", "kernel=gemm_combine"),
     ]
     screen_width(monkeypatch, 400)
+    monkeypatch.setattr(preflight, "_OPERATIONS", ("dispatch", "combine"))
 
     code = run_points(points, results_dir=tmp_path)
 

@@ -10,7 +10,8 @@ import pytest
 from tests.report.made_up import fused_times, launch_of, steady
 from tilepipe.records import Status
 from tilepipe.report.points import POINTS, SETTINGS, TERMS, find_points
-from tilepipe.results.schema import ADDED_IN, SCHEMA_VERSION
+from tilepipe.results.schema import SCHEMA_VERSION
+from tilepipe.results.versions import ADDED_IN
 
 
 def make_old(folder):

@@ -147,11 +147,11 @@ def test_the_published_results_make_a_report_by_themselves(tmp_path, capsys):
     code = main([str(PUBLISHED), f"out={tmp_path / 'report'}"])
 
     assert code == 0
-    assert "23 points, 3 figures, 0 warnings" in capsys.readouterr().out
+    assert "61 points, 7 figures, 2 warnings" in capsys.readouterr().out
     text = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
-    assert "NVIDIA H200; 2026-11-29; commit e7de4523 with uncommitted changes" in text
+    assert "NVIDIA H200; 2026-11-29; commit b0bcae5d with uncommitted changes" in text
     # As results/README.md has them, in GB/s of payload.
-    assert "| 48 | 248.5 (248.4 to 248.9) | 1\u202f890 | 3\u202f781 | 0.788 | 39.4 |" in text
+    assert "| 4096 | tma | 48 | 235 (233 to 235) | 2\u202f001 | 4\u202f001 | 0.834 | 41.7 |" in text
 
 
 def test_it_writes_below_the_results_folder_and_validate_passes_it_over(store, capsys):

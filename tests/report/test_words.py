@@ -110,9 +110,7 @@ def test_a_gpu_for_every_rank_needs_no_disclaimer(store):
 def test_a_caption_tells_what_belongs_to_each_of_two_copies(store):
     ring = {"num_loads": None, "num_stages": 4, "stage_bytes": 7168, "flag_batch": 8}
     store.add({"dispatch": launch_of(10, 100)})
-    store.add(
-        {"dispatch": launch_of(10, 100)}, kernel={"copy": "tma", "num_comm_warps": 8, **ring}
-    )
+    store.add({"dispatch": launch_of(10, 100)}, kernel={"copy": "tma", "num_comm_warps": 8, **ring})
 
     told = caption(rows_of(store))
 

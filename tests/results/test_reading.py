@@ -15,9 +15,9 @@ from tilepipe import validate
 from tilepipe.records import Status
 from tilepipe.results.check import load_point
 from tilepipe.results.reading import read_results
-from tilepipe.results.schema import ADDED_IN, BREAKDOWN, SAMPLES, SCHEMA_VERSION, SUMMARY
+from tilepipe.results.schema import BREAKDOWN, SAMPLES, SCHEMA_VERSION, SUMMARY
 from tilepipe.results.store import claim_folder, write_outcome, write_summary
-from tilepipe.results.versions import of_version
+from tilepipe.results.versions import ADDED_IN, of_version
 
 NEWER = SCHEMA_VERSION + 1
 PUBLISHED = Path(__file__).resolve().parents[2] / "results" / "h200_x1"
@@ -178,8 +178,8 @@ def test_what_is_published_stays_readable():
     reading = read_results(PUBLISHED)
 
     assert reading.faults == ()
-    assert len(reading.points) == 23
-    assert reading.summary.num_rows == 37
+    assert len(reading.points) == len(list(PUBLISHED.glob("*/*/point.json"))) > 50
+    assert reading.summary.num_rows == 150
 
 
 def edit(folder, **changes):

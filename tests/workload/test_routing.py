@@ -9,25 +9,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilepipe.config import schemas
+from tilepipe.config import routings
 from tilepipe.workload import Routing, draw, imbalance, laws
 
 # name -> law for (num_ranks, num_experts, seed); hot choices sit in the middle of the group.
 LAWS = {
-    "uniform": lambda ranks, experts, seed: schemas.UniformRouting(seed=seed),
-    "zipf": lambda ranks, experts, seed: schemas.ZipfRouting(seed=seed, exponent=1.2),
-    "zipf_steep": lambda ranks, experts, seed: schemas.ZipfRouting(seed=seed, exponent=10),
-    "lognormal": lambda ranks, experts, seed: schemas.LognormalRouting(seed=seed, sigma=1.5),
-    "hot_expert": lambda ranks, experts, seed: schemas.HotExpertRouting(
+    "uniform": lambda ranks, experts, seed: routings.UniformRouting(seed=seed),
+    "zipf": lambda ranks, experts, seed: routings.ZipfRouting(seed=seed, exponent=1.2),
+    "zipf_steep": lambda ranks, experts, seed: routings.ZipfRouting(seed=seed, exponent=10),
+    "lognormal": lambda ranks, experts, seed: routings.LognormalRouting(seed=seed, sigma=1.5),
+    "hot_expert": lambda ranks, experts, seed: routings.HotExpertRouting(
         seed=seed, hot_expert=experts // 2, hot_share=0.6
     ),
-    "hot_rank": lambda ranks, experts, seed: schemas.HotRankRouting(
+    "hot_rank": lambda ranks, experts, seed: routings.HotRankRouting(
         seed=seed, hot_rank=ranks // 2, hot_share=0.6
     ),
-    "all_local": lambda ranks, experts, seed: schemas.AllLocalRouting(seed=seed),
-    "all_remote": lambda ranks, experts, seed: schemas.AllRemoteRouting(seed=seed),
-    "masked": lambda ranks, experts, seed: schemas.MaskedRouting(seed=seed, masked_share=0.5),
-    "ragged": lambda ranks, experts, seed: schemas.RaggedRouting(seed=seed, min_share=0.0),
+    "all_local": lambda ranks, experts, seed: routings.AllLocalRouting(seed=seed),
+    "all_remote": lambda ranks, experts, seed: routings.AllRemoteRouting(seed=seed),
+    "masked": lambda ranks, experts, seed: routings.MaskedRouting(seed=seed, masked_share=0.5),
+    "ragged": lambda ranks, experts, seed: routings.RaggedRouting(seed=seed, min_share=0.0),
 }
 
 PINNED_IDS = {
@@ -182,7 +182,7 @@ def test_draws_are_these_numbers_on_every_machine():
 
 def test_uniform_uses_every_expert_equally_in_every_slot():
     routing = draw(
-        schemas.UniformRouting(), num_ranks=1, num_tokens=20_000, num_experts=10, num_topk=3
+        routings.UniformRouting(), num_ranks=1, num_tokens=20_000, num_experts=10, num_topk=3
     )
 
     for slot_idx in range(3):
@@ -206,7 +206,7 @@ def test_choosing_without_replacement_follows_the_shares_of_those_left():
 
 def test_zipf_popularity_falls_as_the_power_of_its_place():
     routing = draw(
-        schemas.ZipfRouting(exponent=1.0),
+        routings.ZipfRouting(exponent=1.0),
         num_ranks=1,
         num_tokens=100_000,
         num_experts=8,
@@ -220,7 +220,7 @@ def test_zipf_popularity_falls_as_the_power_of_its_place():
 
 def test_all_ranks_share_one_popularity_order():
     routing = draw(
-        schemas.ZipfRouting(exponent=2.0, seed=4),
+        routings.ZipfRouting(exponent=2.0, seed=4),
         num_ranks=4,
         num_tokens=2_000,
         num_experts=32,
@@ -244,7 +244,7 @@ def test_lognormal_popularity_spreads_with_sigma():
 @pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
 def test_hot_expert_is_taken_by_its_share_of_the_tokens_and_the_rest_is_uniform(share):
     routing = draw(
-        schemas.HotExpertRouting(hot_expert=5, hot_share=share),
+        routings.HotExpertRouting(hot_expert=5, hot_share=share),
         num_ranks=1,
         num_tokens=20_000,
         num_experts=9,
@@ -262,7 +262,7 @@ def test_hot_expert_is_taken_by_its_share_of_the_tokens_and_the_rest_is_uniform(
 
 def test_hot_rank_gets_its_share_of_the_slots():
     routing = draw(
-        schemas.HotRankRouting(hot_rank=2, hot_share=0.7),
+        routings.HotRankRouting(hot_rank=2, hot_share=0.7),
         num_ranks=4,
         num_tokens=10_000,
         num_experts=64,
@@ -276,7 +276,7 @@ def test_hot_rank_gets_its_share_of_the_slots():
 
 def test_hot_rank_with_few_experts_gives_them_all_and_the_other_slots_go_elsewhere():
     routing = draw(
-        schemas.HotRankRouting(hot_rank=1, hot_share=1.0),
+        routings.HotRankRouting(hot_rank=1, hot_share=1.0),
         num_ranks=4,
         num_tokens=50,
         num_experts=12,
@@ -290,8 +290,8 @@ def test_hot_rank_with_few_experts_gives_them_all_and_the_other_slots_go_elsewhe
 def test_all_local_stays_and_all_remote_leaves():
     shape = {"num_ranks": 4, "num_tokens": 200, "num_experts": 16, "num_topk": 4}
 
-    local = draw(schemas.AllLocalRouting(), **shape)
-    remote = draw(schemas.AllRemoteRouting(), **shape)
+    local = draw(routings.AllLocalRouting(), **shape)
+    remote = draw(routings.AllRemoteRouting(), **shape)
 
     for rank in range(4):
         assert (local.topk_idx[rank] // 4 == rank).all()
@@ -303,7 +303,7 @@ def test_all_local_stays_and_all_remote_leaves():
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 1.0])
 def test_masked_drops_exactly_its_share_of_each_ranks_slots(share):
     routing = draw(
-        schemas.MaskedRouting(masked_share=share),
+        routings.MaskedRouting(masked_share=share),
         num_ranks=2,
         num_tokens=33,
         num_experts=8,
@@ -326,7 +326,7 @@ def test_masked_drops_exactly_its_share_of_each_ranks_slots(share):
 )
 def test_ragged_token_counts_rise_evenly(min_share, num_ranks, expected):
     routing = draw(
-        schemas.RaggedRouting(min_share=min_share),
+        routings.RaggedRouting(min_share=min_share),
         num_ranks=num_ranks,
         num_tokens=120,
         num_experts=8,
@@ -348,7 +348,7 @@ def test_imbalance_of_a_counted_case():
 
 def test_imbalance_without_rows_is_not_measured():
     routing = draw(
-        schemas.MaskedRouting(masked_share=1.0),
+        routings.MaskedRouting(masked_share=1.0),
         num_ranks=2,
         num_tokens=3,
         num_experts=4,

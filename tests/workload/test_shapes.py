@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilepipe.config import schemas
+from tilepipe.config import routings, schemas
 from tilepipe.config.choices import Operation
 from tilepipe.workload import (
     GemmShape,
@@ -53,7 +53,7 @@ def test_wire_bytes_leave_out_rows_that_stay():
 
 @given(seed=st.integers(0, 1000), num_ranks=st.sampled_from([1, 2, 4]))
 def test_bytes_agree_with_counting_row_by_row(seed, num_ranks):
-    law = schemas.MaskedRouting(seed=seed, masked_share=0.3)
+    law = routings.MaskedRouting(seed=seed, masked_share=0.3)
     routing = draw(law, num_ranks=num_ranks, num_tokens=7, num_experts=8, num_topk=3)
     rows = [
         (source, token, int(expert) // (8 // num_ranks))
@@ -75,7 +75,7 @@ def test_bytes_agree_with_counting_row_by_row(seed, num_ranks):
 
 
 def test_nothing_crosses_a_link_when_all_stays_local():
-    law = schemas.AllLocalRouting()
+    law = routings.AllLocalRouting()
 
     routing = draw(law, num_ranks=2, num_tokens=5, num_experts=8, num_topk=2)
 

@@ -34,9 +34,9 @@ from tilepipe.config.limits import (
 )
 from tilepipe.config.placements import BalancedPlacement, ContiguousPlacement, FilePlacement
 from tilepipe.config.refuse import require
+from tilepipe.config.routings import AllLocalRouting
 from tilepipe.config.schemas import (
     SWEEP_KEYS,
-    AllLocalRouting,
     AllRemoteRouting,
     CommunicationKernel,
     Config,

@@ -32,24 +32,18 @@ from tilepipe.config.placements import PLACEMENTS, Placement
 from tilepipe.config.refuse import require, require_own
 from tilepipe.config.routings import (
     ROUTINGS,
-    AllLocalRouting,
     AllRemoteRouting,
     CountsRouting,
     HotExpertRouting,
     HotRankRouting,
-    LognormalRouting,
-    MaskedRouting,
-    RaggedRouting,
     Routing,
     TraceRouting,
     UniformRouting,
-    ZipfRouting,
 )
 
 __all__ = [
     "KERNELS",
     "SWEEP_KEYS",
-    "AllLocalRouting",
     "AllRemoteRouting",
     "CombineKernel",
     "CommunicationKernel",
@@ -65,15 +59,11 @@ __all__ = [
     "HotRankRouting",
     "Kernel",
     "Launch",
-    "LognormalRouting",
-    "MaskedRouting",
     "Measure",
-    "RaggedRouting",
     "Routing",
     "TraceRouting",
     "UniformRouting",
     "Workload",
-    "ZipfRouting",
     "config_from_dict",
 ]
 

@@ -14,9 +14,10 @@ import pyarrow as pa
 
 from tilepipe.records import Outcome, Status
 from tilepipe.results.check import POINT_FILES, examine_point, is_set_aside, read_table
-from tilepipe.results.schema import ADDED_IN, BREAKDOWN, SAMPLES, SCHEMA_VERSION, SUMMARY, TIMELINE
+from tilepipe.results.schema import BREAKDOWN, SAMPLES, SCHEMA_VERSION, SUMMARY, TIMELINE
 from tilepipe.results.store import UNDER_WAY, WRAPPED_FOLDER
 from tilepipe.results.tables import summary_table
+from tilepipe.results.versions import ADDED_IN
 
 __all__ = ["Reading", "StoredPoint", "read_results"]
 

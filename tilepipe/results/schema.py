@@ -18,7 +18,6 @@ from tilepipe.records import SpanKind, SpanRole, Status
 from tilepipe.results.spans import SPAN_KINDS
 
 __all__ = [
-    "ADDED_IN",
     "BREAKDOWN",
     "COMPONENTS",
     "CONTENDERS",
@@ -35,20 +34,6 @@ __all__ = [
 ]
 
 SCHEMA_VERSION = 3
-# Column -> version that brought it, in every table that has it; the others are of version 1.
-# Nothing tells what an older file would have held there, so such a column must be nullable.
-ADDED_IN = {
-    **dict.fromkeys(("num_comm_warps", "num_loads", "num_stages", "flag_batch"), 2),
-    **dict.fromkeys(("l2", "regime", "pace_gbps", "pace_latency_ns"), 2),
-    **dict.fromkeys(("sm_clock_mhz", "sm_clock_min_mhz", "sm_clock_max_mhz"), 2),
-    **dict.fromkeys(("power_w", "temperature_c", "clock_reasons", "throttled"), 2),
-    **dict.fromkeys(("placement", "placement_path", "placement_layer", "placement_replica"), 3),
-    **dict.fromkeys(("routing_request", "routing_first_token", "routing_max_tokens"), 3),
-    "routing_num_layers": 3,
-    **dict.fromkeys(("num_redundant", "physical_max_over_mean"), 3),
-    **dict.fromkeys(("planner", "stage_bytes", "store", "num_gemm_ctas", "roles", "left_out"), 3),
-    **dict.fromkeys(("gbps_per_cta", "link_share", "memory_gbps", "memory_share"), 2),
-}
 
 NOT_TIMED = "not timed"
 COMPONENTS = {

@@ -10,22 +10,22 @@ from typing import assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from tilepipe.config import schemas
+from tilepipe.config import routings
 from tilepipe.workload import laws, quota
 from tilepipe.workload.trace import Selection, Trace, deal, place_of_row, read_counts, read_trace
 
 __all__ = ["Imbalance", "Routing", "draw", "imbalance", "rows_of_experts"]
 
 _DrawnLaw = (
-    schemas.UniformRouting
-    | schemas.ZipfRouting
-    | schemas.LognormalRouting
-    | schemas.HotExpertRouting
-    | schemas.HotRankRouting
-    | schemas.AllLocalRouting
-    | schemas.AllRemoteRouting
-    | schemas.MaskedRouting
-    | schemas.RaggedRouting
+    routings.UniformRouting
+    | routings.ZipfRouting
+    | routings.LognormalRouting
+    | routings.HotExpertRouting
+    | routings.HotRankRouting
+    | routings.AllLocalRouting
+    | routings.AllRemoteRouting
+    | routings.MaskedRouting
+    | routings.RaggedRouting
 )
 
 # Streams of one seed; ids and weights have one each per rank, the others one for all ranks.
@@ -55,7 +55,7 @@ class Imbalance:
 
 
 def draw(
-    law: schemas.Routing,
+    law: routings.Routing,
     *,
     num_ranks: int,
     num_tokens: int | None,  # per rank; None only with a trace: as many as it holds
@@ -65,10 +65,10 @@ def draw(
     """The routing that a law describes; equal arguments give equal arrays on every machine."""
     assert num_topk <= num_experts, f"topk {num_topk} of {num_experts} experts"
     group = laws.Group(num_ranks=num_ranks, num_experts=num_experts, num_topk=num_topk)
-    if isinstance(law, schemas.TraceRouting):
+    if isinstance(law, routings.TraceRouting):
         return _from_trace(law, group, num_tokens=num_tokens)
     assert num_tokens is not None, "only a trace knows its number of tokens"
-    if isinstance(law, schemas.CountsRouting):
+    if isinstance(law, routings.CountsRouting):
         return _from_counts(law, group, num_tokens=num_tokens)
     shares = _popularity(law, num_experts)
     topk_idx, topk_weights = [], []
@@ -112,9 +112,9 @@ def _stream(seed: int, purpose: int, rank: int) -> np.random.Generator:
 def _popularity(law: _DrawnLaw, num_experts: int) -> NDArray[np.int64]:  # (num_experts,) shares
     rng = _stream(law.seed, _POPULARITY, 0)
     match law:
-        case schemas.ZipfRouting():
+        case routings.ZipfRouting():
             return laws.zipf_shares(rng, num_experts, exponent=law.exponent)
-        case schemas.LognormalRouting():
+        case routings.LognormalRouting():
             return laws.lognormal_shares(rng, num_experts, sigma=law.sigma)
         case _:
             return laws.uniform_shares(num_experts)
@@ -130,24 +130,24 @@ def _choices(
 ) -> NDArray[np.int64]:  # (num_tokens of this rank, num_topk)
     rng = _stream(law.seed, _IDS, rank)
     match law:
-        case schemas.UniformRouting() | schemas.ZipfRouting() | schemas.LognormalRouting():
+        case routings.UniformRouting() | routings.ZipfRouting() | routings.LognormalRouting():
             return laws.choose(rng, shares, num_tokens=num_tokens, num_topk=group.num_topk)
-        case schemas.RaggedRouting():
+        case routings.RaggedRouting():
             num_tokens = _ragged_tokens(law.min_share, group, rank=rank, num_tokens=num_tokens)
             return laws.choose(rng, shares, num_tokens=num_tokens, num_topk=group.num_topk)
-        case schemas.HotExpertRouting():
+        case routings.HotExpertRouting():
             return laws.hot_expert(
                 rng, group, hot=law.hot_expert, share=law.hot_share, num_tokens=num_tokens
             )
-        case schemas.HotRankRouting():
+        case routings.HotRankRouting():
             return laws.hot_rank(
                 rng, group, hot=law.hot_rank, share=law.hot_share, num_tokens=num_tokens
             )
-        case schemas.AllLocalRouting():
+        case routings.AllLocalRouting():
             return laws.all_local(rng, group, rank=rank, num_tokens=num_tokens)
-        case schemas.AllRemoteRouting():
+        case routings.AllRemoteRouting():
             return laws.all_remote(rng, group, rank=rank, num_tokens=num_tokens)
-        case schemas.MaskedRouting():
+        case routings.MaskedRouting():
             return laws.masked(rng, group, share=law.masked_share, num_tokens=num_tokens)
     assert_never(law)
 
@@ -168,7 +168,9 @@ def _drawn_weights(
     return np.asarray(parts / whole, dtype=np.float32)
 
 
-def _from_trace(law: schemas.TraceRouting, group: laws.Group, *, num_tokens: int | None) -> Routing:
+def _from_trace(
+    law: routings.TraceRouting, group: laws.Group, *, num_tokens: int | None
+) -> Routing:
     wanted = _selection(law, group, num_tokens)
     trace = read_trace(law.path, wanted)
     recorded_topk = trace.topk_idx.shape[1]
@@ -186,7 +188,7 @@ def _from_trace(law: schemas.TraceRouting, group: laws.Group, *, num_tokens: int
     )
 
 
-def _selection(law: schemas.TraceRouting, group: laws.Group, num_tokens: int | None) -> Selection:
+def _selection(law: routings.TraceRouting, group: laws.Group, num_tokens: int | None) -> Selection:
     """What the law names, and no more than the ranks will take: reading stops there."""
     caps = [law.max_tokens] if law.max_tokens is not None else []
     if num_tokens is not None:
@@ -202,7 +204,7 @@ def _selection(law: schemas.TraceRouting, group: laws.Group, num_tokens: int | N
 
 
 def _refuse_unknown_experts(
-    law: schemas.TraceRouting, wanted: Selection, trace: Trace, group: laws.Group
+    law: routings.TraceRouting, wanted: Selection, trace: Trace, group: laws.Group
 ) -> None:
     unknown = trace.topk_idx >= group.num_experts
     if not unknown.any():
@@ -216,7 +218,7 @@ def _refuse_unknown_experts(
     )
 
 
-def _from_counts(law: schemas.CountsRouting, group: laws.Group, *, num_tokens: int) -> Routing:
+def _from_counts(law: routings.CountsRouting, group: laws.Group, *, num_tokens: int) -> Routing:
     """All ranks' tokens at once: totals per expert are those of the group."""
     counts = read_counts(law.path, law.layer)
     _refuse_bad_counts(law, counts, group)
@@ -237,7 +239,7 @@ def _from_counts(law: schemas.CountsRouting, group: laws.Group, *, num_tokens: i
 
 
 def _refuse_bad_counts(
-    law: schemas.CountsRouting, counts: NDArray[np.int64], group: laws.Group
+    law: routings.CountsRouting, counts: NDArray[np.int64], group: laws.Group
 ) -> None:
     chosen = np.flatnonzero(counts)
     if chosen[-1] >= group.num_experts:

@@ -22,6 +22,7 @@ __all__ = [
     "arrive_named",
     "await_phase",
     "hand_word",
+    "meet_all",
     "meet_named",
 ]
 
@@ -128,3 +129,13 @@ def meet_named(number, num_threads: int = 4 * LANES + LANES) -> None:
 def arrive_named(number, num_threads: int = 4 * LANES + LANES) -> None:
     """Be counted at a named barrier without waiting. Called by whole warps."""
     cute.arch.barrier_arrive(barrier_id=number, number_of_threads=num_threads)
+
+
+@cute.jit
+def meet_all(cluster_m: cutlass.Constexpr):
+    """Wait for all threads of the cluster."""
+    if cutlass.const_expr(cluster_m > 1):
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+    else:
+        cute.arch.sync_threads()

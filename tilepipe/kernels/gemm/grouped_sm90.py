@@ -46,6 +46,7 @@ from tilepipe.kernels.gemm.barriers import (
     arrive_named,
     await_phase,
     hand_word,
+    meet_all,
     meet_named,
 )
 from tilepipe.kernels.gemm.choices import Clip, Epilogue
@@ -81,7 +82,6 @@ __all__ = [
     "allocate",
     "gemm_entry",
     "init_barriers",
-    "meet_all",
     "work_on_tiles",
 ]
 
@@ -759,16 +759,6 @@ def init_barriers(shared: cutlass.Constexpr, plan: cutlass.Constexpr, thread: In
             cute.arch.mbarrier_init(shared.handed + i, 1)
             cute.arch.mbarrier_init(shared.taken + i, readers * cluster_m)
         cute.arch.mbarrier_init_fence()
-
-
-@cute.jit
-def meet_all(cluster_m: cutlass.Constexpr):
-    """Wait for all threads of the cluster."""
-    if cutlass.const_expr(cluster_m > 1):
-        cute.arch.cluster_arrive()
-        cute.arch.cluster_wait()
-    else:
-        cute.arch.sync_threads()
 
 
 def allocate(memory, plan: KernelPlan, layouts) -> Shared:

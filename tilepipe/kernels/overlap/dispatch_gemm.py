@@ -43,12 +43,12 @@ from tilepipe.config.choices import Copy, Roles
 from tilepipe.fabric.table import Role, Slot, Word
 from tilepipe.kernels import bulk
 from tilepipe.kernels.edges import Edge
+from tilepipe.kernels.gemm.barriers import meet_all
 from tilepipe.kernels.gemm.grouped_sm90 import (
     NUM_THREADS,
     Place,
     allocate,
     init_barriers,
-    meet_all,
     work_on_tiles,
 )
 from tilepipe.kernels.gemm.operands import atoms, make_tiled_mma, smem_layouts

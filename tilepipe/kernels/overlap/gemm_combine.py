@@ -27,12 +27,12 @@ from cutlass.memory import SmemAllocator
 from tilepipe.config.choices import Copy, Roles
 from tilepipe.fabric.table import Slot
 from tilepipe.kernels.combine import reduce_tokens
+from tilepipe.kernels.gemm.barriers import meet_all
 from tilepipe.kernels.gemm.grouped_sm90 import (
     NUM_THREADS,
     Place,
     allocate,
     init_barriers,
-    meet_all,
     work_on_tiles,
 )
 from tilepipe.kernels.gemm.operands import atoms, make_tiled_mma, smem_layouts
