@@ -329,7 +329,7 @@ def test_rebuilding_keeps_every_value_and_changes_nothing_it_was_given(container
         num_stages=4,
         stage_bytes=7_168,
         flag_batch=8,
-        roles=Roles.fixed,
+        roles=Roles.switch,
     )
     assert config.routing.hot_share == 0.5
     assert config.hardware.link_gbps == 450.0

@@ -242,7 +242,8 @@ def test_rungs_differ_in_who_has_sms_who_tells_of_tiles_and_where_rows_go(trial)
         (0, 54, True, False, False),  # gemm_publish
         (12, 54, True, False, True),  # gemm_contended
     ]
-    assert {made.plan.roles for made in PlainLaunch.made} == {Roles.fixed}
+    together = [made.plan.roles for made in PlainLaunch.made if made.plan.reduces]
+    assert set(together) == {Roles.switch}
 
 
 def test_the_whole_launch_is_timed_of_operations_and_the_stage_of_rungs(trial):
