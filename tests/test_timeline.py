@@ -220,6 +220,7 @@ def test_what_cannot_be_shown_is_one_sentence(tmp_path, capsys, make, sentence):
     [
         ("ranks=1", "ranks=1: unknown word: type rank=N, window_us=A,B or out=DIR", 2),
         ("window_us=5", "window_us=5: must be two numbers A,B with 0 <= A < B", 2),
+        ("window_us=0,inf", "window_us=0,inf: must be two numbers A,B with 0 <= A < B", 2),
         ("window_us=5,2", "window_us=5,2: must be two numbers A,B with 0 <= A < B", 2),
         ("window_us=500,600", "window_us=500,600: the launch took 100 us; begin before that", 1),
         ("rank=2", "rank=2: must be in 0..1", 1),

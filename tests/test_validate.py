@@ -159,6 +159,23 @@ def test_a_folder_that_is_not_there_is_a_sentence(tmp_path, capsys):
     assert "no such folder: name a results folder" in capsys.readouterr().err
 
 
+def test_a_file_in_place_of_the_folder_is_a_sentence(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+
+    assert main([str(tmp_path / "file")]) == 2
+
+    assert "is a file: name a results folder" in capsys.readouterr().err
+
+
+def test_a_folder_that_may_not_be_entered_is_a_fault(root, capsys, monkeypatch):
+    entered = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path.name != "exp" and entered(path, mode))
+
+    assert main([str(root)]) == 1
+
+    assert "exp: cannot be read: Permission denied" in capsys.readouterr().out
+
+
 def test_each_fault_is_a_line_and_the_last_one_counts_them(root, capsys):
     (root / "notes.txt").write_text("")
     (root / "exp" / "c1-b1" / "plot.png").write_bytes(b"")

@@ -39,14 +39,14 @@ def main() -> int:
         return 130
     if not points:
         return 0  # Hydra only showed something: --cfg, --info, --help
-    # Imported when there is something to run: the driver needs Parquet, which --cfg does not.
-    from tilepipe.launch.driver import run_points
-
-    if refused := several_experiments(points, _config_dirs(points[0])):
-        print(refused, file=sys.stderr)
-        return 2
     results_dir = Path(points[0].config["results_dir"])
     try:
+        # Imported when there is something to run: the driver needs Parquet, which --cfg does not.
+        from tilepipe.launch.driver import run_points
+
+        if refused := several_experiments(points, _config_dirs(points[0])):
+            print(refused, file=sys.stderr)
+            return 2
         return run_points(points, results_dir=results_dir, announcement=_announcement(points))
     except KeyboardInterrupt:  # before the first point, or after the last
         print("stopped by SIGINT", file=sys.stderr)

@@ -7,6 +7,7 @@ https://ui.perfetto.dev or chrome://tracing, and timeline.svg into it, or into D
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,7 +68,7 @@ def _window_us(text: str | None) -> tuple[float, float] | None:
         start_us, end_us = map(float, text.split(","))
     except ValueError:
         raise ValueError(f"window_us={text}: {allowed}") from None
-    if not 0 <= start_us < end_us:
+    if not 0 <= start_us < end_us < math.inf:
         raise ValueError(f"window_us={text}: {allowed}")
     return start_us, end_us
 

@@ -8,6 +8,7 @@ results folder, an experiment's or a point's.
 """
 
 import argparse
+import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -59,7 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", metavar="DIR", type=Path, help="results folder to check")
     root: Path = parser.parse_args(arguments).folder
     if not root.is_dir():
-        print(f"{root}: no such folder: name a results folder, as in outputs", file=sys.stderr)
+        told = "is a file" if root.exists() else "no such folder"
+        print(f"{root}: {told}: name a results folder, as in outputs", file=sys.stderr)
         return 2
     report = validate(root)
     for fault in report.faults:
@@ -90,6 +92,8 @@ def _walk(folder: Path, root: Path, report: Report) -> None:
             continue  # made of the points that are checked here
         if path.is_symlink() or not path.is_dir():
             _check_file(path, where, report)
+        elif not os.access(path, os.R_OK | os.X_OK):
+            report.faults.append(f"{where}: cannot be read: Permission denied")
         elif path.suffix == UNDER_WAY:
             report.faults.append(f"{where}: a point under way, or cut short: run it again")
         elif _is_point(path):

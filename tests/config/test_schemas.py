@@ -204,6 +204,15 @@ REFUSED = [
         "at most 264, or fewer kernel.num_comm_warps",
     ),
     (
+        "hardware=h200_x1 kernel=dispatch_gemm kernel.num_comm_ctas=132",
+        "kernel.num_comm_ctas=132: 132 SMs hold a CTA each, one the GEMM's; use at most 131",
+    ),
+    (
+        "hardware=h200_x1 kernel=gemm_combine launch.num_ranks=8 kernel.num_comm_ctas=16",
+        "kernel.num_comm_ctas=16: 132 SMs shared by 8 ranks hold a CTA each, one the GEMM's; use "
+        "at most 15",
+    ),
+    (
         "hardware=h200_x1 kernel=dispatch kernel.copy=tma kernel.flag_batch=17",
         "kernel.flag_batch=17: warps with kernel.num_stages=4 remember 15 rows; use at most 15",
     ),

@@ -1,6 +1,7 @@
 """A sweep ends with a row a point, a true exit code, and what was measured earlier still there."""
 
 import json
+import os
 
 import pyarrow.parquet as pq
 import pytest
@@ -111,6 +112,20 @@ def test_points_without_hardware_end_with_the_next_step_and_that_is_no_error(
     assert code == 0
     assert rows(tmp_path) == {(status, reason)}
     assert validate.main([str(tmp_path)]) == 0
+
+
+def test_a_folder_of_results_that_is_shut_is_told_before_anything_runs(
+    point, tmp_path, monkeypatch, capsys
+):
+    made = point(*TINY)
+    (tmp_path / made.name).mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+
+    code = run_points([made], results_dir=tmp_path)
+
+    assert code == 2
+    said = capsys.readouterr().err
+    assert f"{tmp_path / made.name}: Permission denied: name a folder that can be written" in said
 
 
 def test_a_point_without_code_is_unsupported_and_that_is_no_error(point, tmp_path, monkeypatch):

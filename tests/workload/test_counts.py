@@ -136,6 +136,17 @@ def test_draws_are_the_same_on_every_machine(tmp_path):
 PINNED = [[2, 3, 0], [4, 0, 1], [3, 1, 0], [0, 1, 2]]
 
 
+def test_counts_of_no_token_are_refused(tmp_path):
+    path = write(tmp_path, "load.json", json.dumps([{"0": [], "1": []}]))
+
+    with pytest.raises(ValueError, match="no token is counted in it") as caught:
+        draw_counts(path, layer=0)
+    assert str(caught.value) == (
+        f"routing.path={path}: no token is counted in it, or none in routing.layer=0; `python "
+        f"-m tilepipe.list routing {path}` says what it holds"
+    )
+
+
 def test_an_expert_or_topk_beyond_the_counts_names_the_override(tmp_path):
     path = write(tmp_path, "load.json", json.dumps({"counts": [1, 0, 0, 0, 2, 3]}))
 

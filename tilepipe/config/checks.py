@@ -310,6 +310,10 @@ def _check_residency(config: Config, kernel: CommunicationKernel) -> None:
     num_ranks = config.launch.num_ranks if shared else 1
     most = num_sms * (WARPS_OF_SM // warps) // num_ranks
     ranks = f" shared by {num_ranks} ranks" if num_ranks > 1 else ""
+    if isinstance(kernel, FusedKernel):  # whose CTAs have an SM each
+        most = num_sms // num_ranks - 1
+        allowed = f"{num_sms} SMs{ranks} hold a CTA each, one the GEMM's; use at most {most}"
+        require(ctas <= most, "kernel.num_comm_ctas", ctas, allowed)
     allowed = (
         f"{num_sms} SMs{ranks} hold {most} CTAs of {warps} warps a rank; use at most {most}, or "
         "fewer kernel.num_comm_warps"

@@ -26,7 +26,7 @@ from tilepipe.launch.worker import Entry, rank_main
 from tilepipe.launch.wrapped import check_tool, run_wrapped, wrapped_folder
 from tilepipe.records import Outcome, Point, RankRecord, Status
 from tilepipe.results.accounting import account
-from tilepipe.results.files import StoreError, check_results_dir
+from tilepipe.results.files import StoreError, check_can_enter, check_results_dir
 from tilepipe.results.provenance import provenance, utc_now
 from tilepipe.results.store import (
     FolderBusy,
@@ -82,6 +82,8 @@ def run_points(
         for wrap in sorted({str(point.config["launch"]["wrap"] or "") for point in points}):
             check_tool(wrap)
         check_results_dir(results_dir)
+        for name in sorted({point.name for point in points}):
+            check_can_enter(results_dir / name)
     except (StoreError, ValueError) as error:
         Screen(0).say_error(str(error))
         return _EXIT_NOT_RUN

@@ -106,7 +106,10 @@ def caption(rows: Sequence[Row], *, kinds: Iterable[str | None] = (), note: str 
     copies = sorted({row["copy"] for row in rows if row["copy"]})
     # What belongs to a copy is the same for its rows only.
     each = [name for name in common if name in OF_A_COPY] if len(copies) > 1 else []
-    shared = label(rows[0], [name for name in common if name not in each])
+    laws = {row["law"] for row in rows}
+    # Where laws differ, a key of one of them is no setting of the others.
+    ours = [n for n in common if n not in each and not (len(laws) > 1 and n.startswith("routing_"))]
+    shared = label(rows[0], ours)
     sentences = [
         "; ".join(part for part in parts if part),
         f"same for all: {shared}" if shared else "",

@@ -7,7 +7,14 @@ import errno
 import os
 from pathlib import Path
 
-__all__ = ["StoreError", "check_results_dir", "store_error", "temporary_for", "write_bytes"]
+__all__ = [
+    "StoreError",
+    "check_can_enter",
+    "check_results_dir",
+    "store_error",
+    "temporary_for",
+    "write_bytes",
+]
 
 _PROBE_BYTES = 64 * 1024  # about one point's files, so that a full disk is seen before a run
 
@@ -63,6 +70,12 @@ def check_results_dir(path: Path) -> None:
         # Name the folder that was asked for, not the probe.
         raise store_error(path, error) from error
     _remove(probe)
+
+
+def check_can_enter(folder: Path) -> None:
+    """Fail with a sentence where an earlier folder of results is shut."""
+    if folder.is_dir() and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        raise store_error(folder, PermissionError(errno.EACCES, ""))
 
 
 def _remove(path: Path) -> None:

@@ -242,6 +242,11 @@ def _refuse_bad_counts(
     law: routings.CountsRouting, counts: NDArray[np.int64], group: laws.Group
 ) -> None:
     chosen = np.flatnonzero(counts)
+    if not len(chosen):
+        raise ValueError(
+            f"routing.path={law.path}: no token is counted in it, or none in routing.layer="
+            f"{law.layer}; `python -m tilepipe.list routing {law.path}` says what it holds"
+        )
     if chosen[-1] >= group.num_experts:
         needed = -(-(int(chosen[-1]) + 1) // group.num_ranks) * group.num_ranks
         raise ValueError(
