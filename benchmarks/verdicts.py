@@ -118,10 +118,17 @@ def dependent() -> Iterator[str]:
             )
 
 
-def processes(series: dict[tuple[str, str, str], Times]) -> Iterator[str]:
-    """The reduction runs on all SMs whatever its point's CTAs: equal work in several processes."""
-    reductions = [times for (_, _, contender), times in series.items() if contender == "reduce"]
-    pairs = [ratio(a, b) for a, b in combinations(reductions, 2)]
+def processes(folder: Path) -> Iterator[str]:
+    """The reduction of combine runs on all SMs whatever its point's CTAs and copy: equal work in
+    the processes of all points of as many tokens."""
+    alike: dict[int, list[Times]] = {}
+    for point in read_results(folder).points:
+        if point.is_ok and point.outcome.point.operation == "combine":
+            found = slowest_rank(point.outcome.records).get(("reduce", "stage"))
+            if found is not None:
+                tokens = point.outcome.point.config["workload"]["num_tokens"]
+                alike.setdefault(tokens, []).append(found)
+    pairs = [ratio(a, b) for each in alike.values() for a, b in combinations(each, 2)]
     if pairs:
         values = [found.value for found in pairs if found.value is not None]
         verdicts = [judge(found, tolerance=TOLERANCE) for found in pairs]
@@ -150,7 +157,7 @@ def main() -> int:
         f"made up, spread {SYNTHETIC_SPREAD:.0%}, each keeping a share of the deviation before it",
         *dependent(),
         "one reduction in several processes",
-        *processes(series),
+        *processes(Path(sys.argv[1])),
     ]
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
