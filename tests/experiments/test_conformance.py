@@ -68,7 +68,10 @@ def allowed(case):
     moved = sum(tokens) * case["num_topk"] * case["hidden"]
     reserved = case["num_experts"] // case["num_ranks"] * case["tile_m"] * case["hidden"]
     capacity = max(tokens) * case["num_ranks"] ** 2 * case["num_topk"] * case["hidden"]
-    return moved < 12e6 and reserved < 12e6 and capacity < 60e6
+    rows = sum(tokens) * case["num_topk"]  # each a copy of its own on the host
+    weights = case["num_experts"] * case["hidden"]
+    small = moved < 12e6 and reserved < 12e6 and capacity < 60e6 and weights < 1.2e6
+    return small and rows < 12e3
 
 
 def run_case(case):
