@@ -18,7 +18,7 @@ from tilepipe.experiments.cuda.session import knobs_of  # noqa: E402
 from tilepipe.experiments.setting import placed_routing, plan_settings, shape_of  # noqa: E402
 from tilepipe.fabric.table import Slot, Word  # noqa: E402
 from tilepipe.kernels.group import DeviceGroup  # noqa: E402
-from tilepipe.kernels.overlap import home_group  # noqa: E402
+from tilepipe.kernels.overlap import group as fused  # noqa: E402
 from tilepipe.kernels.overlap.group import spare_table  # noqa: E402
 from tilepipe.schedule.packed import SLOT_BITS, TOKEN_BITS  # noqa: E402
 
@@ -163,7 +163,7 @@ def trial(monkeypatch):
     routing = placed.physical
     group.set_routing(routing)
     group.launcher = PlainLauncher()
-    monkeypatch.setattr(home_group, "FusedLaunch", PlainLaunch)
+    monkeypatch.setattr(fused, "FusedLaunch", PlainLaunch)
     monkeypatch.setattr(gemm_combine, "Launcher", PlainLauncher)
     properties = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setattr(layer.torch.cuda, "get_device_properties", lambda _: properties)

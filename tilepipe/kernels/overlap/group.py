@@ -6,25 +6,36 @@ Knows nothing of configuration files, oracle or clocks.
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 
-from tilepipe.config.choices import Granularity, Roles
+from tilepipe.config.choices import Roles
 from tilepipe.fabric.device_heap import DeviceHeap
 from tilepipe.fabric.table import Slot, Word
 from tilepipe.kernels.gemm.launch import GroupedGemm, upload_tiles
 from tilepipe.kernels.gemm.plan import GemmProblem, GemmTuning, KernelPlan, plan_gemm
 from tilepipe.kernels.group import DeviceGroup
 from tilepipe.kernels.launcher import constants_of
+from tilepipe.kernels.overlap.home import HomePlan
 from tilepipe.kernels.overlap.launch import FusedLaunch, make_plan
-from tilepipe.kernels.overlap.plan import Split, gemm_bytes, num_first_tiles, split_chip
+from tilepipe.kernels.overlap.plan import (
+    OverlapPlan,
+    Split,
+    gemm_bytes,
+    num_first_tiles,
+    split_chip,
+)
 
 __all__ = [
     "Layer",
+    "bind_alone",
+    "bind_fused",
     "ctas_alone",
     "ctas_beside",
     "fused_launch",
     "gemm_launch",
+    "plan_layer",
     "rank_pitch",
     "spare_table",
     "upload_layer",
@@ -48,9 +59,10 @@ class Layer:
         return self.weights.shape[2]
 
 
-def _plan_layer(
-    group: DeviceGroup, layer: Layer, *, wait: Granularity | None, num_gemm_ctas: int
+def plan_layer(
+    group: DeviceGroup, layer: Layer, work: str, *, num_gemm_ctas: int, **hooks: Any
 ) -> KernelPlan:
+    """The GEMM of the layer beside communication of a kind; `hooks` of GemmProblem."""
     settings = group.settings
     return plan_gemm(
         GemmProblem(
@@ -59,12 +71,52 @@ def _plan_layer(
             num_experts=settings.num_experts_per_rank,
             layout=settings.layout,
             group_align=settings.tile_m,
-            wait=wait,
+            **hooks,
         ),
         layer.tuning,
         num_gemm_ctas=num_gemm_ctas,
         num_sms=layer.num_sms,
-        smem_bytes=gemm_bytes(constants_of("dispatch", settings, group.shape, group.knobs)),
+        smem_bytes=gemm_bytes(constants_of(work, settings, group.shape, group.knobs)),
+    )
+
+
+def bind_alone(
+    group: DeviceGroup, layer: Layer, plan: KernelPlan, *, a: torch.Tensor, d: torch.Tensor
+) -> Callable[[], None]:
+    """A launch of the GEMM alone, of the one rank of this process."""
+    gemm = GroupedGemm(
+        plan, num_ranks=group.settings.num_ranks, limit_ns=int(group.watchdog_s * 1e9)
+    )
+    (rank,) = group.ranks
+    return gemm.bind(group.heap, rank, a=a, b=layer.weights, d=d)
+
+
+def bind_fused(
+    group: DeviceGroup,
+    layer: Layer,
+    plan: OverlapPlan | HomePlan,
+    split: Split,
+    *,
+    a: torch.Tensor,  # (rows, k) of the first rank
+    d: torch.Tensor,  # (rows, n) of the first rank
+    sending: torch.Tensor | None,  # table of communication; None: that of all
+) -> Callable[[], None]:
+    """A launch of a fused kernel, of all ranks of this process."""
+    launch = FusedLaunch(
+        plan,
+        split,
+        limit_ns=int(group.watchdog_s * 1e9),
+        pace_gbps=group.knobs.pace_gbps,
+        pace_latency_ns=group.knobs.pace_latency_ns,
+    )
+    table = group.heap.table
+    return launch.bind(
+        table,
+        table if sending is None else sending,
+        first_rank=group.ranks.start,
+        a=a,
+        b=layer.weights,
+        d=d,
     )
 
 
@@ -76,7 +128,7 @@ def upload_layer(group: DeviceGroup, layer: Layer, *, num_gemm_ctas: int) -> Non
     Every destination's first tiles take about as many rows of all ranks as each rank sends to all
     destinations: so many at the front of its sends are what GEMMs begin with.
     """
-    plan = _plan_layer(group, layer, wait=None, num_gemm_ctas=num_gemm_ctas)
+    plan = plan_layer(group, layer, "dispatch", num_gemm_ctas=num_gemm_ctas)
     for rank in group.ranks:
         own = group.plans[rank]
         upload_tiles(group.heap, rank, own.layout, plan)
@@ -156,18 +208,11 @@ def gemm_launch(
     if len(group.ranks) > 1:
         split = Split(num_comm_ctas=0, num_gemm_ctas=num_gemm_ctas)
         return _bound(group, layer, out, split, roles=Roles.fixed, wait=wait)
-    plan = _plan_layer(
-        group,
-        layer,
-        wait=group.settings.granularity if wait else None,
-        num_gemm_ctas=num_gemm_ctas,
-    )
-    gemm = GroupedGemm(
-        plan, num_ranks=group.settings.num_ranks, limit_ns=int(group.watchdog_s * 1e9)
-    )
+    looks = group.settings.granularity if wait else None
+    plan = plan_layer(group, layer, "dispatch", num_gemm_ctas=num_gemm_ctas, wait=looks)
     (rank,) = group.ranks
     rows = group.tensor(rank, Slot.recv_x).view(torch.bfloat16)
-    return gemm.bind(group.heap, rank, a=rows, b=layer.weights, d=out[0])
+    return bind_alone(group, layer, plan, a=rows, d=out[0])
 
 
 def _bound(
@@ -183,16 +228,12 @@ def _bound(
     sending: torch.Tensor | None = None,
 ) -> Callable[[], None]:
     """A launch of the fused kernel of all ranks of this process."""
-    ranks, settings, knobs = group.ranks, group.settings, group.knobs
-    received = [group.tensor(rank, Slot.recv_x) for rank in ranks]
+    ranks, settings = group.ranks, group.settings
+    received = [group.tensor(rank, Slot.recv_x).view(torch.bfloat16) for rank in ranks]
+    looks = settings.granularity if wait else None
     plan = make_plan(
-        _plan_layer(
-            group,
-            layer,
-            wait=settings.granularity if wait else None,
-            num_gemm_ctas=split.num_gemm_ctas,
-        ),
-        constants_of("dispatch", settings, group.shape, knobs),
+        plan_layer(group, layer, "dispatch", num_gemm_ctas=split.num_gemm_ctas, wait=looks),
+        constants_of("dispatch", settings, group.shape, group.knobs),
         roles=roles,
         opens=opens,
         gates=gates,
@@ -200,22 +241,7 @@ def _bound(
         a_rank_pitch=rank_pitch(received),
         d_rank_pitch=out.stride(0),
     )
-    launch = FusedLaunch(
-        plan,
-        split,
-        limit_ns=int(group.watchdog_s * 1e9),
-        pace_gbps=knobs.pace_gbps,
-        pace_latency_ns=knobs.pace_latency_ns,
-    )
-    table = group.heap.table
-    return launch.bind(
-        table,
-        table if sending is None else sending,
-        first_rank=ranks.start,
-        a=received[0].view(torch.bfloat16),
-        b=layer.weights,
-        d=out[0],
-    )
+    return bind_fused(group, layer, plan, split, a=received[0], d=out[0], sending=sending)
 
 
 _SPARE = {

@@ -9,35 +9,27 @@ import torch
 
 from tilepipe.config.choices import Roles
 from tilepipe.fabric.table import NUM_SLOTS, Slot, Word
-from tilepipe.kernels.gemm.launch import GroupedGemm, upload_tiles
-from tilepipe.kernels.gemm.plan import GemmProblem, KernelPlan, plan_gemm
+from tilepipe.kernels.gemm.launch import upload_tiles
+from tilepipe.kernels.gemm.plan import KernelPlan
 from tilepipe.kernels.group import DeviceGroup
 from tilepipe.kernels.launcher import constants_of
-from tilepipe.kernels.overlap.group import Layer, ctas_beside, rank_pitch
+from tilepipe.kernels.overlap.group import (
+    Layer,
+    bind_alone,
+    bind_fused,
+    ctas_beside,
+    plan_layer,
+    rank_pitch,
+)
 from tilepipe.kernels.overlap.home import order_units, plan_home_launch
-from tilepipe.kernels.overlap.launch import FusedLaunch
-from tilepipe.kernels.overlap.plan import Split, gemm_bytes
+from tilepipe.kernels.overlap.plan import Split
 
 __all__ = ["fused_home_launch", "gemm_home_launch", "upload_home"]
 
 
 def _plan(group: DeviceGroup, layer: Layer, *, publish: bool, num_gemm_ctas: int) -> KernelPlan:
-    settings = group.settings
-    return plan_gemm(
-        GemmProblem(
-            n=layer.n,
-            k=layer.k,
-            num_experts=settings.num_experts_per_rank,
-            layout=settings.layout,
-            group_align=settings.tile_m,
-            publish=publish,
-            num_chunks=settings.num_chunks,
-        ),
-        layer.tuning,
-        num_gemm_ctas=num_gemm_ctas,
-        num_sms=layer.num_sms,
-        smem_bytes=gemm_bytes(constants_of("push", settings, group.shape, group.knobs)),
-    )
+    hooks = {"publish": publish, "num_chunks": group.settings.num_chunks}
+    return plan_layer(group, layer, "push", num_gemm_ctas=num_gemm_ctas, **hooks)
 
 
 def upload_home(group: DeviceGroup, layer: Layer, *, num_gemm_ctas: int) -> None:
@@ -89,12 +81,9 @@ def gemm_home_launch(
         split = Split(num_comm_ctas=0, num_gemm_ctas=num_gemm_ctas)
         return _bound(*(group, layer, a, split), roles=Roles.fixed, reduces=False, publish=publish)
     plan = _plan(group, layer, publish=publish, num_gemm_ctas=num_gemm_ctas)
-    gemm = GroupedGemm(
-        plan, num_ranks=group.settings.num_ranks, limit_ns=int(group.watchdog_s * 1e9)
-    )
     (rank,) = group.ranks
     out = group.tensor(rank, Slot.y).view(torch.bfloat16)
-    return gemm.bind(group.heap, rank, a=a[0], b=layer.weights, d=out)
+    return bind_alone(group, layer, plan, a=a[0], d=out)
 
 
 def _bound(
@@ -109,11 +98,11 @@ def _bound(
     sending: torch.Tensor | None = None,
 ) -> Callable[[], None]:
     """A launch of the fused kernel of all ranks of this process."""
-    ranks, knobs = group.ranks, group.knobs
+    ranks = group.ranks
     products = [group.tensor(rank, Slot.y).view(torch.bfloat16) for rank in ranks]
     plan = plan_home_launch(
         _plan(group, layer, publish=publish, num_gemm_ctas=split.num_gemm_ctas),
-        constants_of("push", group.settings, group.shape, knobs),
+        constants_of("push", group.settings, group.shape, group.knobs),
         roles=roles,
         reduces=reduces,
         table_slots=NUM_SLOTS,
@@ -121,19 +110,4 @@ def _bound(
         a_rank_pitch=a.stride(0),
         d_rank_pitch=rank_pitch(products),
     )
-    launch = FusedLaunch(
-        plan,
-        split,
-        limit_ns=int(group.watchdog_s * 1e9),
-        pace_gbps=knobs.pace_gbps,
-        pace_latency_ns=knobs.pace_latency_ns,
-    )
-    table = group.heap.table
-    return launch.bind(
-        table,
-        table if sending is None else sending,
-        first_rank=ranks.start,
-        a=a[0],
-        b=layer.weights,
-        d=products[0],
-    )
+    return bind_fused(group, layer, plan, split, a=a[0], d=products[0], sending=sending)
