@@ -87,7 +87,7 @@ def build_copies() -> ctypes.CDLL:
     return library
 
 
-def _config(operation: str, *overrides: str) -> Config:
+def config_of(operation: str, *overrides: str) -> Config:
     register()
     with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
         words = [
@@ -107,7 +107,7 @@ class Bench:
 
     def __init__(self, library: ctypes.CDLL, operation: str, *overrides: str) -> None:
         self.library, self.operation = library, operation
-        self.config = _config(operation, *overrides)
+        self.config = config_of(operation, *overrides)
         hidden = self.config.workload.hidden
         is_dispatch = operation == "dispatch"
         self.work = "dispatch" if is_dispatch else "push"

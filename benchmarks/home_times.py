@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.beside_limit import config_of
 from benchmarks.overlap_times import COLUMNS, KNOBS, Contender, row_of
-from benchmarks.overlap_times import config_of as plain_config
 from tilepipe.config.choices import Copy, Roles
 from tilepipe.experiments.cuda.layer import layer_of
 from tilepipe.experiments.cuda.oracle import poison
@@ -34,7 +34,6 @@ from tilepipe.kernels.launcher import Knobs
 from tilepipe.kernels.overlap.group import spare_table
 from tilepipe.kernels.overlap.home_group import fused_home_launch, gemm_home_launch, upload_home
 from tilepipe.measure.contenders import run_interleaved
-from tilepipe.schedule.packed import SLOT_BITS, TOKEN_BITS
 
 # job -> copy, link rate, CTAs
 JOBS: dict[str, tuple[Copy, float | None, tuple[int, ...]]] = {
@@ -97,7 +96,7 @@ class HomeBench:
     """One layer in memory, for launches with any split of the chip."""
 
     def __init__(self, stack: ExitStack) -> None:
-        config = plain_config("gemm_combine")
+        config = config_of("gemm_combine")
         hidden = config.workload.hidden
         self.session = stack.enter_context(
             opened_session(config, Memory(home_hidden=hidden, spare=True))
@@ -194,12 +193,8 @@ class HomeBench:
         """Run on poisoned memory with a payload of its own; what is wrong, or nothing."""
         upload_home(group, self.layer, num_gemm_ctas=contender.num_gemm_ctas)
         self.payload += 1
-        _, held = group.plans[0].layout.held_rows()
-        rows = torch.from_numpy(held).to(group.device)
-        homes = group.tensor(0, Slot.row_home)[rows]
-        tokens = (homes >> SLOT_BITS) & ((1 << TOKEN_BITS) - 1)
-        slots = homes & ((1 << SLOT_BITS) - 1)
-        fill_rows(self.a[0], self.payload, 0, tokens, slot=slots, row_idx=rows)
+        rows, source, token, home_slot = self.session.received_homes(0)
+        fill_rows(self.a[0], self.payload, source, token, slot=home_slot, row_idx=rows)
         for written in (Slot.y, Slot.home_y, slot):
             poison(group.tensor(0, written))
         group.open(exchange=False)

@@ -23,14 +23,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
+from benchmarks.beside_limit import BACKENDS, config_of
 from tilepipe.config.choices import Copy, Roles
-from tilepipe.config.register import CONF_DIR, register
-from tilepipe.config.schemas import Config, config_from_dict
+from tilepipe.experiments.cuda.layer import expert_weights
 from tilepipe.experiments.cuda.oracle import poison
-from tilepipe.experiments.cuda.payload import fill_rows
 from tilepipe.experiments.cuda.session import opened_session
 from tilepipe.experiments.setting import Memory
 from tilepipe.fabric.table import Slot
@@ -46,13 +43,10 @@ from tilepipe.kernels.overlap.group import (
 )
 from tilepipe.measure.contenders import run_interleaved
 from tilepipe.measure.stats import median_interval, paired_ratio
-from tilepipe.workload.payload import WEIGHTS_LAUNCH, weight_scale
 
 N = 4096
 KNOBS = {
-    Copy.tma: Knobs(
-        num_ctas=8, copy=Copy.tma, num_warps=8, num_stages=4, stage_bytes=7168, flag_batch=8
-    ),
+    Copy.tma: BACKENDS[Copy.tma],
     Copy.simt: Knobs(num_ctas=8, copy=Copy.simt, num_warps=12, num_loads=14),
 }
 CTAS = (8, 12, 6, 16, 24, 4)
@@ -136,17 +130,6 @@ def run_job(job: str, folder: Path, num_iters: int) -> None:
                 sys.stdout.flush()
 
 
-def config_of(operation: str) -> Config:
-    """One rank of a group on an H200, as conf/ has it."""
-    register()
-    with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-        words = [f"kernel={operation}", "workload=deepseek_v3_ep8_rank", "hardware=h200_x1"]
-        composed = compose("config", [*words, "workload.num_tokens=4096"])
-    container = OmegaConf.to_container(composed, resolve=True, enum_to_str=True)
-    assert isinstance(container, dict)
-    return config_from_dict({str(key): value for key, value in container.items()})
-
-
 @dataclass(frozen=True)
 class Contender:
     """Launches that are timed together, and what they find."""
@@ -177,12 +160,8 @@ class Bench:
             opened_session(config, Memory(dispatch_hidden=self.k, spare=True))
         )
         group, device = self.session.group, self.session.device
-        num_experts = group.settings.num_experts_per_rank
-        weights = torch.empty(num_experts, N, self.k, dtype=torch.bfloat16, device=device)
         experts = self.session.placed.placement.experts_on(0).tolist()
-        for weight, expert in zip(weights, experts, strict=True):
-            fill_rows(weight, WEIGHTS_LAUNCH, expert, torch.arange(N, device=device))
-        weights *= weight_scale(self.k)
+        weights = expert_weights(experts, N, self.k, device)
         self.num_sms = torch.cuda.get_device_properties(device).multi_processor_count
         self.layer = Layer(weights, GemmTuning(cluster_m=cluster_m), self.num_sms)
         rows = len(group.tensor(0, Slot.recv_x))

@@ -6,6 +6,7 @@ routing changes, in place: addresses stay, so a captured graph replays with othe
 """
 
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -57,9 +58,7 @@ class DeviceGroup:
             heap = LoopbackHeap(specs, num_ranks=settings.num_ranks, device=device)
         assert heap.num_ranks == settings.num_ranks
         self.heap, self.device = heap, heap.device
-        self.launcher = Launcher(
-            heap.table, settings, shape, knobs, ranks=heap.ranks, limit_ns=int(watchdog_s * 1e9)
-        )
+        self.launcher = self.launcher_on(knobs.num_ctas)
         self._epoch = 0
         fingerprint = zlib.crc32(repr((settings, shape)).encode()) & 0x7FFFFFFF
         for rank in self.ranks:
@@ -71,6 +70,14 @@ class DeviceGroup:
                     Word.max_tokens: max(shape.max_tokens, 1),
                 },
             )
+
+    def launcher_on(self, num_ctas: int) -> Launcher:
+        """Launches on the memory of the group, with its knobs but for the CTAs of each rank."""
+        return Launcher(
+            *(self.heap.table, self.settings, self.shape, replace(self.knobs, num_ctas=num_ctas)),
+            ranks=self.ranks,
+            limit_ns=int(self.watchdog_s * 1e9),
+        )
 
     @property
     def ranks(self) -> range:

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from tests.launch.points import compose_point  # noqa: E402
 from tilepipe.config.choices import Roles  # noqa: E402
 from tilepipe.config.schemas import config_from_dict  # noqa: E402
-from tilepipe.experiments.cuda import dispatch_gemm, layer  # noqa: E402
+from tilepipe.experiments.cuda import layer  # noqa: E402
 from tilepipe.experiments.cuda.dispatch_gemm import CudaDispatchGemm  # noqa: E402
 from tilepipe.experiments.cuda.entry import symmetric_bytes_of  # noqa: E402
 from tilepipe.experiments.cuda.oracle import DeviceOracle  # noqa: E402
@@ -134,7 +134,7 @@ def trial(monkeypatch):
     group.set_routing(placed.physical)
     group.launcher = PlainLauncher()
     monkeypatch.setattr(fused, "FusedLaunch", PlainLaunch)
-    monkeypatch.setattr(dispatch_gemm, "Launcher", PlainLauncher)
+    monkeypatch.setattr(group, "launcher_on", PlainLauncher)
     properties = SimpleNamespace(multi_processor_count=NUM_SMS)
     monkeypatch.setattr(layer.torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setattr(PlainLaunch, "made", [])

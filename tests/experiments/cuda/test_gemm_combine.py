@@ -10,11 +10,11 @@ torch = pytest.importorskip("torch")
 from tests.launch.points import compose_point  # noqa: E402
 from tilepipe.config.choices import Roles  # noqa: E402
 from tilepipe.config.schemas import config_from_dict  # noqa: E402
-from tilepipe.experiments.cuda import gemm_combine, layer  # noqa: E402
+from tilepipe.experiments.cuda import layer  # noqa: E402
 from tilepipe.experiments.cuda.entry import symmetric_bytes_of  # noqa: E402
 from tilepipe.experiments.cuda.gemm_combine import CudaGemmCombine  # noqa: E402
 from tilepipe.experiments.cuda.oracle import DeviceOracle  # noqa: E402
-from tilepipe.experiments.cuda.session import knobs_of  # noqa: E402
+from tilepipe.experiments.cuda.session import CudaSession, knobs_of  # noqa: E402
 from tilepipe.experiments.setting import placed_routing, plan_settings, shape_of  # noqa: E402
 from tilepipe.fabric.table import Slot, Word  # noqa: E402
 from tilepipe.kernels.group import DeviceGroup  # noqa: E402
@@ -164,7 +164,7 @@ def trial(monkeypatch):
     group.set_routing(routing)
     group.launcher = PlainLauncher()
     monkeypatch.setattr(fused, "FusedLaunch", PlainLaunch)
-    monkeypatch.setattr(gemm_combine, "Launcher", PlainLauncher)
+    monkeypatch.setattr(group, "launcher_on", PlainLauncher)
     properties = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setattr(layer.torch.cuda, "get_device_properties", lambda _: properties)
     for name, value in (
@@ -182,6 +182,7 @@ def trial(monkeypatch):
         device=group.device,
         routing=routing,
         exchange_homes=lambda: let_rows_know_home(group),
+        received_homes=lambda rank: CudaSession.received_homes(session, rank),
         oracle=lambda rank: DeviceOracle(routing, rank=rank, device=group.device),
     )
     trial = CudaGemmCombine(session)

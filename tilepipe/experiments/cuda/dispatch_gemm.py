@@ -4,7 +4,6 @@ Knows nothing of other operations.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -16,7 +15,6 @@ from tilepipe.experiments.cuda.oracle import poison
 from tilepipe.experiments.cuda.session import CudaSession
 from tilepipe.experiments.setting import Components, Memory
 from tilepipe.fabric.table import Slot
-from tilepipe.kernels.launcher import Launcher
 from tilepipe.kernels.overlap.group import (
     ctas_alone,
     ctas_beside,
@@ -76,12 +74,7 @@ class CudaDispatchGemm:
         roles = kernel.roles
         assert roles is not None
         # On the free chip communication takes all of it: more CTAs are never slower.
-        whole = replace(group.knobs, num_ctas=layer.num_sms // len(group.ranks))
-        launcher = Launcher(
-            *(group.heap.table, group.settings, group.shape, whole),
-            ranks=group.ranks,
-            limit_ns=int(group.watchdog_s * 1e9),
-        )
+        launcher = group.launcher_on(layer.num_sms // len(group.ranks))
         launcher.prepare("dispatch")
         # Who changes roles opens and begins together: measured, that is never slower.
         together = roles is Roles.switch

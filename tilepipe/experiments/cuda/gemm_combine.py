@@ -4,7 +4,6 @@ Knows nothing of other operations.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -17,12 +16,10 @@ from tilepipe.experiments.cuda.payload import fill_rows
 from tilepipe.experiments.cuda.session import CudaSession
 from tilepipe.experiments.setting import Components, Memory
 from tilepipe.fabric.table import Slot
-from tilepipe.kernels.launcher import Launcher
 from tilepipe.kernels.overlap.group import ctas_alone, ctas_beside, spare_table
 from tilepipe.kernels.overlap.home_group import fused_home_launch, gemm_home_launch, upload_home
 from tilepipe.measure.device import Part
 from tilepipe.records import Verdict
-from tilepipe.schedule.packed import SLOT_BITS, TOKEN_BITS
 
 __all__ = ["TRIAL", "CudaGemmCombine"]
 
@@ -60,12 +57,7 @@ class CudaGemmCombine:
         """What each contender launches, one after the other, behind the gate."""
         group, layer = self.session.group, self._layer
         # On the free chip communication takes all of it: more CTAs are never slower.
-        whole = replace(group.knobs, num_ctas=layer.num_sms // len(group.ranks))
-        launcher = Launcher(
-            *(group.heap.table, group.settings, group.shape, whole),
-            ranks=group.ranks,
-            limit_ns=int(group.watchdog_s * 1e9),
-        )
+        launcher = group.launcher_on(layer.num_sms // len(group.ranks))
         launcher.prepare("push")
         fused = partial(fused_home_launch, group, layer, self._a)
         gemm = partial(gemm_home_launch, group, layer, self._a)
@@ -91,19 +83,9 @@ class CudaGemmCombine:
 
     def _fill(self, launch: int) -> None:
         """Rows as the layer before would have made them, told by home and slot."""
-        group = self.session.group
-        for place, rank in enumerate(self.session.ranks):
-            _, held = group.plans[rank].layout.held_rows()
-            rows = torch.from_numpy(held).to(group.device)
-            homes = group.tensor(rank, Slot.row_home)[rows]
-            fill_rows(
-                self._a[place],
-                launch,
-                homes >> (TOKEN_BITS + SLOT_BITS),
-                (homes >> SLOT_BITS) & ((1 << TOKEN_BITS) - 1),
-                slot=homes & ((1 << SLOT_BITS) - 1),
-                row_idx=rows,
-            )
+        for a, rank in zip(self._a, self.session.ranks, strict=True):
+            rows, source, token, slot = self.session.received_homes(rank)
+            fill_rows(a, launch, source, token, slot=slot, row_idx=rows)
 
     def poison(self, contender: str) -> None:
         for rank in self.session.ranks:
@@ -133,15 +115,14 @@ class CudaGemmCombine:
         return [("plan", opening), ("stage", stage)]
 
     def check(self, contender: str, rank: int, launch: int, stage: str) -> list[Verdict]:
-        session, placement = self.session, self.session.placed.placement
+        session = self.session
         # Of the tokens that the rank has: there is room for those of the rank with the most.
         num_tokens = len(session.routing.topk_idx[rank])
         out = session.group.tensor(rank, self._output(contender))[:num_tokens]
-        ranks = range(session.group.settings.num_ranks)
         verdict = session.oracle(rank).check_gemm_combined(
             launch,
             out.view(torch.bfloat16),
-            experts=[expert for peer in ranks for expert in placement.experts_on(peer).tolist()],
+            experts=session.placed.placement.expert_of.tolist(),
             num_k=self._layer.k,
             contender=contender,
             stage=stage,

@@ -20,8 +20,8 @@ from tilepipe.baselines.products import (
 )
 from tilepipe.config.choices import Granularity
 from tilepipe.config.schemas import Config, GroupedGemmKernel
+from tilepipe.experiments.cuda.layer import expert_weights
 from tilepipe.experiments.cuda.oracle import DeviceOracle, poison
-from tilepipe.experiments.cuda.payload import fill_rows
 from tilepipe.experiments.cuda.session import CudaSession
 from tilepipe.experiments.setting import Components, Memory
 from tilepipe.fabric.table import Slot
@@ -29,7 +29,6 @@ from tilepipe.kernels.gemm.defaults import tuning_of_tile
 from tilepipe.kernels.gemm.launch import GroupedGemm, upload_tiles
 from tilepipe.kernels.gemm.plan import GemmProblem, plan_gemm
 from tilepipe.records import Verdict
-from tilepipe.workload.payload import WEIGHTS_LAUNCH, weight_scale
 from tilepipe.workload.shapes import gemm_shape
 
 __all__ = ["TRIAL", "CudaGroupedGemm"]
@@ -113,11 +112,7 @@ class _Rank:
         _, held = layout.held_rows()
         self._held = torch.from_numpy(held).to(session.device)
         self.experts = session.placed.placement.experts_on(rank).tolist()
-        shape = len(self.experts), n, k
-        self._b = torch.empty(shape, dtype=torch.bfloat16, device=session.device)
-        for weight, expert in zip(self._b, self.experts, strict=True):
-            fill_rows(weight, WEIGHTS_LAUNCH, expert, torch.arange(n, device=session.device))
-        self._b *= weight_scale(k)
+        self._b = expert_weights(self.experts, n, k, session.device)
         # Libraries take rows without gaps.
         ends = torch.from_numpy(np.cumsum(layout.expert_rows, dtype=np.int32))
         self._operands = Operands(self._b.new_empty(len(held), k), self._b, ends.to(session.device))

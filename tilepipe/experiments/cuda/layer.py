@@ -3,6 +3,8 @@
 Knows nothing of launches and contenders.
 """
 
+from collections.abc import Sequence
+
 import torch
 
 from tilepipe.experiments.cuda.payload import fill_rows
@@ -12,7 +14,19 @@ from tilepipe.kernels.overlap.group import Layer
 from tilepipe.workload.payload import WEIGHTS_LAUNCH, weight_scale
 from tilepipe.workload.shapes import gemm_shape
 
-__all__ = ["layer_of"]
+__all__ = ["expert_weights", "layer_of"]
+
+
+def expert_weights(
+    experts: Sequence[int], n: int, k: int, device: torch.device
+) -> torch.Tensor:  # (experts, n, k) bf16
+    """Weights of these experts, as the oracle makes them."""
+    weights = torch.empty(len(experts), n, k, dtype=torch.bfloat16, device=device)
+    columns = torch.arange(n, device=device)
+    for weight, expert in zip(weights, experts, strict=True):
+        fill_rows(weight, WEIGHTS_LAUNCH, expert, columns)
+    weights *= weight_scale(k)
+    return weights
 
 
 def layer_of(session: CudaSession) -> Layer:
@@ -22,11 +36,7 @@ def layer_of(session: CudaSession) -> Layer:
     assert shape is not None, "an operation without a GEMM"
     placement = session.placed.placement
     experts = [expert for rank in session.ranks for expert in placement.experts_on(rank).tolist()]
-    weights = torch.empty(len(experts), shape.n, shape.k, dtype=torch.bfloat16, device=device)
-    columns = torch.arange(shape.n, device=device)
-    for weight, expert in zip(weights, experts, strict=True):
-        fill_rows(weight, WEIGHTS_LAUNCH, expert, columns)
-    weights *= weight_scale(shape.k)
+    weights = expert_weights(experts, shape.n, shape.k, device)
     tuning = tuning_of_tile(config.kernel.tile_m, config.kernel.tile_n)
     num_sms = torch.cuda.get_device_properties(device).multi_processor_count
     return Layer(weights, tuning, num_sms)

@@ -52,13 +52,33 @@ def make_tiled_mma(plan: KernelPlan):
     )
 
 
-def global_tensors(plan: KernelPlan, a, b, d, rows: Int32):
-    """A, B, D as it lies in memory, and D as its stores see it."""
-    n, k = plan.problem.n, plan.problem.k
+def global_tensors(
+    plan: KernelPlan,
+    a,
+    b,
+    d,
+    rows: Int32,
+    *,
+    num_ranks: int = 1,
+    a_rank_pitch: int = 0,  # elements from one rank's tensor to the next one's
+    d_rank_pitch: int = 0,
+):
+    """A, B, D as it lies in memory, and D as its stores see it.
+
+    Of several ranks A and D have one mode more, the rank; B holds the experts of all.
+    """
+    n, k, experts = plan.problem.n, plan.problem.k, plan.problem.num_experts * num_ranks
     stride = (k, 1, n * k) if plan.problem.b_major is Major.k else (1, n, n * k)
-    m_a = cute.make_tensor(a, cute.make_layout((rows, k), stride=(plan.a_pitch, 1)))
-    m_b = cute.make_tensor(b, cute.make_layout((n, k, plan.problem.num_experts), stride=stride))
-    plain = cute.make_tensor(d, cute.make_layout((rows, plan.out_n), stride=(plan.d_pitch, 1)))
+
+    def tensor(pointer, shape, stride, rank_pitch):
+        ranks, pitch = ((num_ranks,), (rank_pitch,)) if num_ranks > 1 else ((), ())
+        return cute.make_tensor(
+            pointer, cute.make_layout((*shape, *ranks), stride=(*stride, *pitch))
+        )
+
+    m_a = tensor(a, (rows, k), (plan.a_pitch, 1), a_rank_pitch)
+    m_b = cute.make_tensor(b, cute.make_layout((n, k, experts), stride=stride))
+    plain = tensor(d, (rows, plan.out_n), (plan.d_pitch, 1), d_rank_pitch)
     if plan.clip is not Clip.ragged:
         return m_a, m_b, plain, plain
     lower = cute.make_ptr(
@@ -67,10 +87,8 @@ def global_tensors(plan: KernelPlan, a, b, d, rows: Int32):
         cute.AddressSpace.gmem,
         assumed_align=16,
     )
-    ragged = cute.make_layout(
-        (BLOCK_M, plan.out_n, rows + BLOCK_M), stride=(plan.d_pitch, 1, plan.d_pitch)
-    )
-    return m_a, m_b, plain, cute.make_tensor(lower, ragged)
+    ragged = (BLOCK_M, plan.out_n, rows + BLOCK_M)
+    return m_a, m_b, plain, tensor(lower, ragged, (plan.d_pitch, 1, plan.d_pitch), d_rank_pitch)
 
 
 def atoms(plan: KernelPlan, layouts, m_a, m_b, m_d):

@@ -22,9 +22,9 @@ from tilepipe.kernels.gemm.grouped_sm90 import (
     allocate,
     init_barriers,
 )
-from tilepipe.kernels.gemm.operands import atoms, make_tiled_mma, smem_layouts
+from tilepipe.kernels.gemm.operands import atoms, global_tensors, make_tiled_mma, smem_layouts
 from tilepipe.kernels.memory import shared_table
-from tilepipe.kernels.overlap.operands import host_tensors, operands_of_rank
+from tilepipe.kernels.overlap.operands import operands_of_rank
 from tilepipe.kernels.overlap.plan import OverlapPlan
 
 __all__ = ["Seat", "fused_entry"]
@@ -137,7 +137,12 @@ def fused_entry(plan: OverlapPlan, body: Callable[[Seat], None]) -> Any:
         rows: Int32,  # that A and D of a rank have room for
         stream: cuda.CUstream,
     ):
-        m_a, m_b, plain_d, m_d = host_tensors(plan, a, b, d, rows)
+        m_a, m_b, plain_d, m_d = global_tensors(
+            *(gemm, a, b, d, rows),
+            num_ranks=plan.num_launch_ranks,
+            a_rank_pitch=plan.a_rank_pitch,
+            d_rank_pitch=plan.d_rank_pitch,
+        )
         layouts = smem_layouts(gemm)
         (tma_a, t_a), (tma_b, t_b), (tma_d, t_d) = atoms(gemm, layouts, m_a, m_b, m_d)
         cluster_m = plan.cluster_m

@@ -29,7 +29,6 @@ REDUCING_WARPS = 8
 RING_BYTES = 24_576
 _MAX_GROUP_ROWS = 16
 _ALIGN = 128
-_BARRIER_BYTES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
