@@ -89,6 +89,12 @@ REFUSED = [
     ("cut.json", b"\xff\xfe\x00", 0, "cut.json: is not valid JSON, or was cut short"),
     ("deep.json", "[" * 100_000, 0, "deep.json: is not valid JSON, or was cut short"),
     ("cut.npy", b"\x93NUMPY\x01\x00", 0, "cut.npy: not an array file of numbers, or cut short"),
+    (
+        "torn.npy",
+        b"\x93NUMPY\x01\x00\x10\x00{'descr': '''<i4\n",
+        0,
+        "torn.npy: not an array file of numbers",
+    ),
     ("cut.npz", b"PK\x03\x04", 0, "cut.npz: not an array file of numbers, or cut short; write"),
     ("other.npz", {"a": np.zeros(2)}, 0, "other.npz: holds a, not exactly one of "),
     ("a.json", {"b": 1, "a": 2}, 0, "a.json: holds a, b, not exactly one of physical_to_logical_"),

@@ -9,13 +9,13 @@ dimensions; `.npz`, one under either name. -1 stands for a physical expert that 
 """
 
 import json
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tilepipe.workload.trace.stored import BROKEN
 
 __all__ = ["map_refusal", "read_expert_map"]
 
@@ -121,7 +121,7 @@ def _load_array(path: str) -> NDArray[Any]:
         with loaded as arrays:
             names = list(arrays.files)
             held = {name: arrays[name] for name in names if name in _NAMES}
-    except (AttributeError, ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error):
+    except BROKEN:
         found = "not an array file of numbers, or cut short"
         raise map_refusal(path, found, _WRITE_AGAIN) from None
     array: NDArray[Any] = held[_only_name(path, names)]
