@@ -9,7 +9,7 @@ from tests.results.spans import two_ranks
 from tilepipe.report.ablations import ablation_grids, best_of
 from tilepipe.report.bandwidth import bandwidth_figures
 from tilepipe.report.imbalance import imbalance_figures
-from tilepipe.report.overlap import overlap_figures
+from tilepipe.report.overlap import bound_ns, overlap_figures
 from tilepipe.report.peers import baseline_figures, peer_figures
 from tilepipe.report.points import find_points
 from tilepipe.report.shapes import Level, Value
@@ -539,3 +539,14 @@ def test_a_timeline_of_an_older_point_is_not_shown_for_the_one_that_replaced_it(
         )
 
     assert timeline_figures(find_points(store.root)) == []
+
+
+def test_the_lower_bound_is_that_of_the_efficiency_where_sms_are_given_away():
+    point = {
+        name: {"work_ns": ns}
+        for name, ns in {"gemm_all": 100, "gemm_split": 120, "push": 90, "reduce": 7}.items()
+    }
+
+    assert bound_ns(point, "gemm_combine") == 127
+    del point["gemm_split"]  # the host gives none away
+    assert bound_ns(point, "gemm_combine") == 107

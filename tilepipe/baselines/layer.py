@@ -51,7 +51,7 @@ class TorchLayer:
         weights: torch.Tensor | None = None,  # (experts here, N, K) bf16
         collective: Collective | None = None,  # None: this process is the whole group
     ) -> None:
-        self.num_topk, self.num_experts = num_topk, num_experts
+        self.num_topk = num_topk
         self._weights, self._collective = weights, collective
         num_ranks = collective.num_ranks if collective else 1
         self._num_local = num_experts // num_ranks

@@ -308,16 +308,16 @@ def _check_residency(config: Config, kernel: CommunicationKernel) -> None:
         return
     shared = config.launch.fabric is Fabric.loopback
     num_ranks = config.launch.num_ranks if shared else 1
-    most = num_sms * (WARPS_OF_SM // warps) // num_ranks
     ranks = f" shared by {num_ranks} ranks" if num_ranks > 1 else ""
     if isinstance(kernel, FusedKernel):  # whose CTAs have an SM each
         most = num_sms // num_ranks - 1
         allowed = f"{num_sms} SMs{ranks} hold a CTA each, one the GEMM's; use at most {most}"
-        require(ctas <= most, "kernel.num_comm_ctas", ctas, allowed)
-    allowed = (
-        f"{num_sms} SMs{ranks} hold {most} CTAs of {warps} warps a rank; use at most {most}, or "
-        "fewer kernel.num_comm_warps"
-    )
+    else:
+        most = num_sms * (WARPS_OF_SM // warps) // num_ranks
+        allowed = (
+            f"{num_sms} SMs{ranks} hold {most} CTAs of {warps} warps a rank; use at most {most}, "
+            "or fewer kernel.num_comm_warps"
+        )
     require(ctas <= most, "kernel.num_comm_ctas", ctas, allowed)
 
 

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from tilepipe.config.choices import Fabric, Regime
 from tilepipe.records import Interval, Outcome, Point, Status
+from tilepipe.results.accounting import MAIN
 from tilepipe.results.pointfile import command_of
 from tilepipe.results.summary import Series, reduce_series, slowest_rank, summary_rows
 
@@ -107,8 +108,6 @@ _FIGURES = {
     "speedup": "speed-up",
 }
 _IMBALANCE = {"expert_max_over_mean": "expert", "rank_max_over_mean": "rank"}
-# The contender whose figures stand in the table: the fused form where there is one.
-_MAIN = {"dispatch_gemm": "fused", "gemm_combine": "fused", "grouped_gemm": "gemm_all"}
 
 
 def told(point: Point) -> str:
@@ -264,7 +263,7 @@ def _shares_gpus(row: Mapping[str, Any]) -> bool:
 
 
 def _main_row(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    wanted = _MAIN.get(rows[0]["operation"], rows[0]["operation"])
+    wanted = MAIN.get(rows[0]["operation"], rows[0]["operation"])
     return next((row for row in rows if row["contender"] == wanted), rows[0])
 
 

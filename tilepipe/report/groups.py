@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from tilepipe.records import Status
 from tilepipe.report.points import SETTINGS
+from tilepipe.results.accounting import MAIN
 
 __all__ = [
-    "MAIN",
     "MODEL",
     "OF_A_COPY",
     "OWN",
@@ -26,6 +26,7 @@ __all__ = [
     "label",
     "main_rows",
     "ok_rows",
+    "owner_of",
     "spell",
     "titled",
     "varying",
@@ -58,8 +59,6 @@ OF_A_COPY = ("num_comm_warps", "num_loads", "num_stages", "stage_bytes", "flag_b
 _NOT_IN_TITLES = ("machine", "executor", "name", "operation", "hardware", "num_warmups")
 # Settings by which rows of one figure may differ.
 OWN = tuple(name for name in SETTINGS if name not in WORLD)
-# The contender that an operation is about.
-MAIN = {"dispatch_gemm": "fused", "gemm_combine": "fused", "grouped_gemm": "gemm_all"}
 # Setting -> how a value of it is told; others as `setting value`.
 _SPELLED = {
     "num_tokens": "{} tokens",
@@ -146,8 +145,13 @@ def varying(rows: Sequence[Row], columns: Iterable[str]) -> list[str]:
     return [name for name in columns if _varies(rows, name)]
 
 
+def owner_of(name: str) -> str | None:
+    """The setting whose values alone give this one a meaning; None for one that always has one."""
+    return "law" if name.startswith("routing_") else "copy" if name in OF_A_COPY else None
+
+
 def _varies(rows: Sequence[Row], name: str) -> bool:
-    owner = "law" if name.startswith("routing_") else "copy" if name in OF_A_COPY else None
+    owner = owner_of(name)
     if owner is None:
         return len({_key(row[name]) for row in rows}) > 1
     return len({(_key(row[owner]), _key(row[name])) for row in rows}) > len(

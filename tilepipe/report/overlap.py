@@ -21,15 +21,15 @@ from tilepipe.report.groups import (
 )
 from tilepipe.report.shapes import DotFigure, DotPanel, Dots, Grid, Value
 from tilepipe.report.words import NULL, caption, scaled, time_unit, told_value, work
+from tilepipe.results.accounting import COMMUNICATION
+from tilepipe.results.breakdown import lower_bound_ns
 
-__all__ = ["MAX_ROWS", "lower_bound_ns", "overlap_figures"]
+__all__ = ["MAX_ROWS", "bound_ns", "overlap_figures"]
 
 Row = dict[str, Any]
 Point = dict[str, Row]  # contender -> row
 
 MAX_ROWS = 16
-# operation -> contender whose time is that of the communication
-_COMMUNICATION = {"dispatch_gemm": "dispatch", "gemm_combine": "push"}
 _BOUND = {
     "dispatch_gemm": "lower bound max(GEMM, dispatch)",
     "gemm_combine": "lower bound max(GEMM, push) + reduce",
@@ -44,7 +44,7 @@ def overlap_figures(points: pa.Table, operation: str) -> list[DotFigure]:
     by_folder: dict[str, Point] = {}
     for row in rows:
         by_folder.setdefault(row["folder"], {})[row["contender"]] = row
-    needed = {"fused", "sequential", "gemm_all", _COMMUNICATION[operation]}
+    needed = {"fused", "sequential", "gemm_all", COMMUNICATION[operation]}
     fused = [point["fused"] for point in by_folder.values() if needed <= set(point)]
     figures = []
     for group in grouped(fused, WORLD):
@@ -55,11 +55,12 @@ def overlap_figures(points: pa.Table, operation: str) -> list[DotFigure]:
     return figures
 
 
-def lower_bound_ns(point: Mapping[str, Row], operation: str) -> int:
-    """max(gemm_all, communication), plus the reduction where combine has one; medians."""
-    communication = point[_COMMUNICATION[operation]]["work_ns"]
-    reduce = point["reduce"]["work_ns"] if "reduce" in point else 0
-    return int(max(point["gemm_all"]["work_ns"], communication) + reduce)
+def bound_ns(point: Mapping[str, Row], operation: str) -> int:
+    """The bound that `efficiency` is made with: the GEMM on the SMs that are left to it, where some
+    are given away, or communication, plus the reduction where combine has one; medians."""
+    gemm = point.get("gemm_split", point["gemm_all"])
+    reduce = int(point["reduce"]["work_ns"]) if "reduce" in point else 0
+    return lower_bound_ns(gemm["work_ns"], point[COMMUNICATION[operation]]["work_ns"], reduce)
 
 
 def _best(group: Group) -> Group:
@@ -74,7 +75,7 @@ def _figure(
     group: Group, by_folder: Mapping[str, Point], operation: str, is_best: bool
 ) -> DotFigure:
     points = [by_folder[row["folder"]] for row in group.rows]
-    bounds_ns = [lower_bound_ns(point, operation) for point in points]
+    bounds_ns = [bound_ns(point, operation) for point in points]
     times_ns = [point[name]["work_ns"] for point in points for name in ("fused", "sequential")]
     unit, divisor = time_unit([*times_ns, *bounds_ns])
     told = varying(group.rows, OWN) or ["num_tokens"]

@@ -8,7 +8,6 @@ from typing import Any
 import pyarrow as pa
 
 from tilepipe.report.groups import (
-    MAIN,
     OWN,
     WORLD,
     Group,
@@ -22,6 +21,7 @@ from tilepipe.report.groups import (
 from tilepipe.report.overlap import MAX_ROWS
 from tilepipe.report.shapes import DotFigure, DotPanel, Dots, Grid
 from tilepipe.report.words import caption, rate, time_unit, told_value, work
+from tilepipe.results.accounting import MAIN
 
 __all__ = ["baseline_figures", "peer_figures"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tilepipe.config.choices import Fabric
-from tilepipe.report.groups import MODEL, OF_A_COPY, OWN, label, spell, varying
+from tilepipe.report.groups import MODEL, OWN, label, owner_of, spell, varying
 from tilepipe.report.shapes import Value
 
 __all__ = ["NULL", "amount", "caption", "scaled", "time_unit", "told_value", "warnings_of", "work"]
@@ -103,13 +103,11 @@ def caption(rows: Sequence[Row], *, kinds: Iterable[str | None] = (), note: str 
     told = [name for name in (*MODEL, *OWN) if name not in _UNTOLD]
     differ = varying(rows, told)
     common = [name for name in told if name not in differ]
+    # What belongs to one of several copies or laws is the same for its rows only.
+    owned = [name for name in common if owner_of(name) in differ]
+    shared = label(rows[0], [name for name in common if name not in owned])
+    each = [name for name in owned if owner_of(name) == "copy"]
     copies = sorted({row["copy"] for row in rows if row["copy"]})
-    # What belongs to a copy is the same for its rows only.
-    each = [name for name in common if name in OF_A_COPY] if len(copies) > 1 else []
-    laws = {row["law"] for row in rows}
-    # Where laws differ, a key of one of them is no setting of the others.
-    ours = [n for n in common if n not in each and not (len(laws) > 1 and n.startswith("routing_"))]
-    shared = label(rows[0], ours)
     sentences = [
         "; ".join(part for part in parts if part),
         f"same for all: {shared}" if shared else "",

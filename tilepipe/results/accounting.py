@@ -10,7 +10,7 @@ from tilepipe.records import BreakdownTerm, Point, RankRecord
 from tilepipe.results.breakdown import breakdown_terms, overlap_figures
 from tilepipe.results.summary import Series, rate_figures, slowest_rank
 
-__all__ = ["account"]
+__all__ = ["COMMUNICATION", "MAIN", "account"]
 
 # operation -> name of a breakdown's series -> (contender, component) that measured it
 _SERIES = {
@@ -31,7 +31,10 @@ _SERIES = {
         "gemm_contended": ("gemm_contended", "stage"),
     },
 }
-_COMMUNICATION = {"dispatch_gemm": "dispatch", "gemm_combine": "push"}
+# Operation -> contender whose time is that of the communication.
+COMMUNICATION = {"dispatch_gemm": "dispatch", "gemm_combine": "push"}
+# Operation -> the contender that it is about, where that has another name.
+MAIN = {"dispatch_gemm": "fused", "gemm_combine": "fused", "grouped_gemm": "gemm_all"}
 # Contenders whose time is that of moving rows; the others multiply, the fused ones do both.
 _MOVING = ("dispatch", "combine", "push", "torch_dispatch", "torch_combine")
 _MULTIPLYING = (
@@ -84,7 +87,7 @@ def _overlap(operation: str, series: Series) -> dict[str, float]:
         sequential=series["sequential", "stage"],
         gemm_all=series["gemm_all", "stage"],
         gemm_split=series.get(("gemm_split", "stage")),
-        comm=series[_COMMUNICATION[operation], "stage"],
+        comm=series[COMMUNICATION[operation], "stage"],
         reduce_ns=0 if reduce is None else int(integer_median(reduce)),
     )
 

@@ -60,9 +60,9 @@ class Stored:
 
     version: int  # of the schemas that it was written with
     outcome: Outcome
-    document: dict[str, Any]  # point.json
-    samples: pa.Table  # columns of SAMPLES
-    breakdown: pa.Table  # columns of BREAKDOWN
+    document: dict[str, Any]  # point.json, provenance included
+    samples: pa.Table  # columns of SAMPLES; no rows where not ok
+    breakdown: pa.Table  # columns of BREAKDOWN; no rows where there is none
     timeline: pa.Table | None  # columns of TIMELINE; None where no launch was recorded
 
 

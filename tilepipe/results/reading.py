@@ -8,12 +8,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
-from tilepipe.records import Outcome, Status
-from tilepipe.results.check import POINT_FILES, examine_point, is_set_aside, read_table
+from tilepipe.records import Status
+from tilepipe.results.check import POINT_FILES, Stored, examine_point, is_set_aside, read_table
 from tilepipe.results.schema import BREAKDOWN, SAMPLES, SCHEMA_VERSION, SUMMARY, TIMELINE
 from tilepipe.results.store import UNDER_WAY, WRAPPED_FOLDER
 from tilepipe.results.tables import summary_table
@@ -25,17 +24,11 @@ _Marked = dict[tuple[str, str, int], bool]  # config_id, build_id, repetition ->
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredPoint:
+class StoredPoint(Stored):
     """A sound point, whatever version wrote it, with the columns and keys of this one."""
 
     folder: Path
-    version: int  # of the schemas that it was written with
-    document: dict[str, Any]  # point.json, provenance included
-    outcome: Outcome
     summary: pa.Table  # columns of SUMMARY; one row a contender, or one without where not ok
-    breakdown: pa.Table  # columns of BREAKDOWN; no rows where there is none
-    samples: pa.Table  # columns of SAMPLES; no rows where not ok
-    timeline: pa.Table | None  # columns of TIMELINE; None where no launch was recorded
 
     @property
     def name(self) -> str:
@@ -146,17 +139,12 @@ def _read_point(folder: Path, marked: _Marked) -> tuple[StoredPoint | None, list
     point = stored.outcome.point
     in_last_sweep = marked.get((point.config_id, point.build_id, point.repetition), False)
     return StoredPoint(
+        **vars(stored),
         folder=folder,
-        version=stored.version,
-        document=stored.document,
-        outcome=stored.outcome,
         summary=_of_version(
             summary_table([stored.outcome], last_sweep=[point.folder] if in_last_sweep else ()),
             stored.version,
         ),
-        breakdown=stored.breakdown,
-        samples=stored.samples,
-        timeline=stored.timeline,
     ), []
 
 
