@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from itertools import permutations
 from typing import Any
 
+from tilepipe.config.limits import OPERATIONS_WITH_KERNELS
 from tilepipe.doctor.fact import Fact, State
 from tilepipe.doctor.libraries import spelled_cuda
 from tilepipe.results.provenance import gpu_facts
@@ -159,15 +160,8 @@ def hardware_section(gpus: Gpus) -> list[Fact]:
     if used < len(gpus.visible):
         text += f", which uses {used} of {len(gpus.visible)} GPUs"
         auto = Fact("hardware", "hardware=auto", State.note, text, "type another hardware option")
-    kernels = Fact(
-        "hardware",
-        "kernels",
-        State.missing,
-        "this version has dispatch, combine, grouped_gemm and dispatch_gemm; other points end "
-        "unsupported",
-        "type kernel=dispatch, say, for these, hardware=cpu for the host executor",
-    )
-    return [auto, kernels]
+    text = f"this version has those of {', '.join(OPERATIONS_WITH_KERNELS)}"
+    return [auto, Fact("hardware", "kernels", State.ok, text)]
 
 
 def _driver(gpus: Gpus) -> Fact:

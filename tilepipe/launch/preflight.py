@@ -5,13 +5,12 @@ Knows nothing of how points run or are stored.
 
 from tilepipe.config import detect
 from tilepipe.config.checks import check_config
+from tilepipe.config.limits import OPERATIONS_WITH_KERNELS as _OPERATIONS
 from tilepipe.config.schemas import config_from_dict
 from tilepipe.records import Point
 
 __all__ = ["missing_hardware", "refusal", "unsupported"]
 
-# What this version has GPU kernels for.
-_OPERATIONS = ("dispatch", "combine", "grouped_gemm", "dispatch_gemm", "gemm_combine")
 # sm_90a code loads on nothing else.
 _CAPABILITY = (9, 0)
 
