@@ -22,11 +22,13 @@ from tilepipe.config.choices import (
     Order,
     PlacementRule,
     Planner,
+    Push,
     Regime,
     Replica,
     Resume,
     Roles,
     StoreMode,
+    Walk,
 )
 from tilepipe.config.placements import PLACEMENTS, Placement
 from tilepipe.config.refuse import require, require_own
@@ -198,6 +200,15 @@ class GemmCombineKernel(FusedKernel):
 
     operation: Operation = Operation.gemm_combine
     home_granularity: HomeGranularity = HomeGranularity.token
+    push: Push | None = None  # null: the host executor has no CTAs that could push
+    walk: Walk | None = None  # null: the host executor takes tiles expert after expert
+    num_chunks: int | None = None  # pieces along N; null: as many as are 3.5 KiB each
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        chunks = self.num_chunks
+        counted = chunks is None or chunks >= 1
+        require(counted, "kernel.num_chunks", chunks, "must be 1 or more, or null")
 
 
 Kernel = DispatchKernel | CombineKernel | GroupedGemmKernel | DispatchGemmKernel | GemmCombineKernel

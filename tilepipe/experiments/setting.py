@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilepipe.config.choices import Operation, Planner
+from tilepipe.config.choices import Planner, Walk
 from tilepipe.config.limits import MAX_PLANNED_EXPERTS
 from tilepipe.config.schemas import (
     CombineKernel,
@@ -54,9 +54,12 @@ def plan_settings(config: Config, placed: Placed) -> PlanSettings:
     gemm = shapes.gemm_shape(workload, config.operation)
     num_n_tiles = -(-gemm.n // kernel.tile_n) if gemm else 1
     num_chunks = num_n_tiles
-    if config.operation is Operation.gemm_combine:
-        num_chunks = num_chunks_of(workload.hidden * _BF16_BYTES, kernel.tile_n * _BF16_BYTES)
     chosen: dict[str, Any] = {}
+    if isinstance(kernel, GemmCombineKernel):
+        num_chunks = kernel.num_chunks or num_chunks_of(
+            workload.hidden * _BF16_BYTES, kernel.tile_n * _BF16_BYTES
+        )
+        chosen["walk"] = kernel.walk or Walk.expert
     if not isinstance(kernel, GroupedGemmKernel):
         if kernel.planner is Planner.device and num_physical > MAX_PLANNED_EXPERTS:
             raise ValueError(

@@ -68,6 +68,7 @@ class DeviceGroup:
                     Word.fingerprint: fingerprint,
                     Word.max_counters: counter_capacity(settings, shape),
                     Word.max_tokens: max(shape.max_tokens, 1),
+                    Word.max_parts: max(shape.max_tokens, 1) * settings.num_parts,
                 },
             )
 

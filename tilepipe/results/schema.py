@@ -33,7 +33,7 @@ __all__ = [
     "TIMELINE",
 ]
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 NOT_TIMED = "not timed"
 COMPONENTS = {
@@ -167,6 +167,9 @@ _POINT_KEYS = [
     ),
     _count("flag_batch", "rows of a warp whose flags share one release fence; null on the host"),
     _word("roles", "what CTAs of a fused launch do; null on the host", *_names(choices.Roles)),
+    _word("push", "who brings home what is multiplied; null on the host", *_names(choices.Push)),
+    _word("walk", "order of the second GEMM's tiles; null on the host", *_names(choices.Walk)),
+    _count("num_chunks", "pieces along N that were asked for; null: as many as are 3.5 KiB each"),
     _word("planner", "who makes the Plan", *_names(choices.Planner)),
     _count("tile_m", "rows of an M tile"),
     _count("tile_n", "columns of an N tile"),

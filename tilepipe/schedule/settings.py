@@ -6,7 +6,7 @@ Knows nothing of configuration files; an experiment fills it in.
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tilepipe.config.choices import Granularity, HomeGranularity, Layout, Order
+from tilepipe.config.choices import Granularity, HomeGranularity, Layout, Order, Walk
 
 __all__ = ["MIN_CHUNK_BYTES", "TICKET_ROWS", "PlanSettings", "num_chunks_of"]
 
@@ -44,6 +44,7 @@ class PlanSettings:
     # pushes at a time; equal to num_n_tiles where nothing waits for a chunk.
     num_chunks: int = 1
     raster_m: int = 8  # M tiles that share the B tiles held in L2
+    walk: Walk = Walk.expert  # of GEMM -> combine
     layout: Layout = Layout.padded
     granularity: Granularity = Granularity.tile
     home_granularity: HomeGranularity = HomeGranularity.token
@@ -61,6 +62,11 @@ class PlanSettings:
     @property
     def num_experts_per_rank(self) -> int:
         return self.num_experts // self.num_ranks
+
+    @property
+    def num_parts(self) -> int:
+        """Parts of a token that GEMM -> combine reduces one by one: chunks that are early."""
+        return self.num_chunks if self.walk is Walk.chunk else 1
 
     def chunk_of_n_tile(self, n_tile: int) -> int:
         """The chunk that output tile column `n_tile` belongs to; sizes differ by at most one."""

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from tilepipe.config.choices import Roles
+from tilepipe.config.choices import Push, Roles
 from tilepipe.config.schemas import Config, GemmCombineKernel
 from tilepipe.experiments.cuda.layer import layer_of
 from tilepipe.experiments.cuda.oracle import poison
@@ -42,6 +42,7 @@ class CudaGemmCombine:
         group, kernel = session.group, session.config.kernel
         assert isinstance(kernel, GemmCombineKernel)
         assert kernel.roles is not None, "a key of the host executor"
+        assert kernel.push is not None, "a key of the host executor"
         session.exchange_homes()
         self._layer = layer = layer_of(session)
         rows = len(group.tensor(session.ranks[0], Slot.y))
@@ -49,17 +50,17 @@ class CudaGemmCombine:
             len(session.ranks), rows, layer.k, dtype=torch.bfloat16, device=session.device
         )
         self._alone, self._beside = ctas_alone(group, layer), ctas_beside(group, layer)
-        self._launches = self._bind(kernel.roles)
+        self._launches = self._bind(kernel.roles, kernel.push)
         openings = (group.opening(exchange=False, preset=preset) for preset in (False, True))
         group.launcher.prepare(*openings, "push", "reduce")
 
-    def _bind(self, roles: Roles) -> dict[str, list[Callable[[], None]]]:
+    def _bind(self, roles: Roles, push: Push) -> dict[str, list[Callable[[], None]]]:
         """What each contender launches, one after the other, behind the gate."""
         group, layer = self.session.group, self._layer
         # On the free chip communication takes all of it: more CTAs are never slower.
         launcher = group.launcher_on(layer.num_sms // len(group.ranks))
         launcher.prepare("push")
-        fused = partial(fused_home_launch, group, layer, self._a)
+        fused = partial(fused_home_launch, group, layer, self._a, push=push)
         gemm = partial(gemm_home_launch, group, layer, self._a)
         gemm_all = gemm(num_gemm_ctas=self._alone)
         return {

@@ -61,6 +61,7 @@ from tilepipe.kernels.gemm.plan import (
     TILE_K,
     KernelPlan,
 )
+from tilepipe.kernels.gemm.staging import block_address, buffer_of, staged_blocks, turn_of
 from tilepipe.kernels.gemm.tiles import RECORD_WORDS, TileWord, place_of_ticket
 from tilepipe.kernels.memory import LANES, address, buffer, element, word
 from tilepipe.kernels.semaphore import (
@@ -91,8 +92,9 @@ NUM_THREADS = THREADS_OF_GROUP * (1 + NUM_CONSUMERS)
 LOAD_WARP, STORE_WARP, HAND_OUT_WARP = 0, 1, 2
 # Records that are known at a time: the tile that is multiplied and the one that is loaded.
 HANDED = 2
-# Registers of a thread, in units of 8: (40 + 2 x 232) x 128 = 64 512 of 65 536.
-LOAD_REGISTERS, CONSUMER_REGISTERS = 40, 232
+# Registers of a thread, of the first warpgroup and of the others, in units of 8, 504 of three
+# threads: (40 + 2 x 232) x 128 = 64 512 of 65 536. Who sends tiles knows where each row belongs.
+REGISTERS, REGISTERS_SENDING = (40, 232), (56, 224)
 
 
 @dataclass(frozen=True)
@@ -466,9 +468,9 @@ def _emit_tile(
                     *(scales, place.lane, epilogue),
                 )
                 if cutlass.const_expr(plan.tuning.store is StoreMode.tma):
-                    buffer_idx = group * STAGING_BUFFERS + _turn(plan, i, part)
+                    buffer_idx = group * STAGING_BUFFERS + turn_of(plan, i, part)
                     meet_named(int(Named.read) + buffer_idx)
-                    stage_words(words, _block_address(shared.d, buffer_idx), warp, place.lane)
+                    stage_words(words, block_address(shared.d, buffer_idx), warp, place.lane)
                     cute.arch.fence_proxy("async.shared", space="cta")
                     arrive_named(int(Named.written) + buffer_idx)
                 else:
@@ -495,19 +497,6 @@ def _scales(scale: cute.Pointer, row: Int32, num_rows: Int32, warp: Int32, lane:
         if within < num_rows:
             pair[half] = scales[row + within]
     return pair
-
-
-def _turn(plan: KernelPlan, i: int, part: int) -> int:
-    """Which buffer of its warpgroup takes a part of block i.
-
-    Buffers take turns through all blocks of a tile: a store gives its buffer back only once the
-    next one has started, so the next one must not need it.
-    """
-    return (i * (plan.out_tile_n // STAGED_COLUMNS) + part) % STAGING_BUFFERS
-
-
-def _block_address(d: cute.Tensor, buffer_idx: Int32) -> Int32:
-    return Int32(d.iterator.toint()) + buffer_idx * (BLOCK_M * STAGED_COLUMNS * 2)
 
 
 @cute.jit
@@ -625,8 +614,13 @@ def _store_block(
 
 
 @cute.jit
-def _store(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass.Constexpr):
-    """Store what consumers stage, and tell of every tile once it lies in memory."""
+def _store(
+    place: cutlass.Constexpr,
+    shared: cutlass.Constexpr,
+    operands: cutlass.Constexpr,
+    send: cutlass.Constexpr = None,
+):
+    """Store what consumers stage, and tell of every tile once it lies in memory; or `send` it."""
     plan = place.plan
     by_tma = plan.tuning.store is StoreMode.tma
     descriptor = None
@@ -652,7 +646,9 @@ def _store(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlas
                     if group_end != known_end:
                         _patch_descriptor(operands, descriptor, group_end)
                         known_end = group_end
-                if cutlass.const_expr(by_tma):
+                if cutlass.const_expr(send is not None):
+                    send(count, first_row, valid, n_tile, m_tile)
+                elif cutlass.const_expr(by_tma):
                     _store_tile(
                         *(place, shared, operands, descriptor),
                         *(count, first_row, valid, n_tile),
@@ -662,7 +658,7 @@ def _store(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlas
                 else:
                     for group in cutlass.range_constexpr(NUM_CONSUMERS):
                         meet_named(int(Named.written) + group * STAGING_BUFFERS)
-                if cutlass.const_expr(plan.problem.publish):
+                if cutlass.const_expr(plan.problem.publish and send is None):
                     _publish(place, valid, n_tile, m_tile)
         count += 1
     if cutlass.const_expr(by_tma):
@@ -682,27 +678,24 @@ def _store_tile(
 ):
     """Store the blocks of a tile in the order in which its warpgroups stage them."""
     plan = place.plan
+    blocks = staged_blocks(plan)
     pending = Int32(-1)  # buffer that a store may still read
-    for i in cutlass.range_constexpr(plan.blocks_per_group):
-        for part in cutlass.range_constexpr(plan.out_tile_n // STAGED_COLUMNS):
-            for member in cutlass.range_constexpr(plan.groups_per_tile):
-                group = count % 2 if plan.is_ping_pong else Int32(member)
-                block = i * plan.groups_per_tile + member
-                num_rows = valid - block * BLOCK_M
-                if num_rows > 0:
-                    buffer_idx = group * STAGING_BUFFERS + _turn(plan, i, part)
-                    meet_named(int(Named.written) + buffer_idx)
-                    _store_block(
-                        *(place, shared, operands, descriptor, buffer_idx),
-                        first_row + block * BLOCK_M,
-                        num_rows,
-                        n_tile * plan.out_tile_n + part * STAGED_COLUMNS,
-                    )
-                    if pending >= 0:
-                        # All but the store just started have read their buffers.
-                        cute.arch.cp_async_bulk_wait_group(1, read=True)
-                        arrive_named(int(Named.read) + pending)
-                    pending = buffer_idx
+    for i in cutlass.range_constexpr(len(blocks)):
+        num_rows = valid - blocks[i].row
+        if num_rows > 0:
+            buffer_idx = buffer_of(plan, blocks[i], count)
+            meet_named(int(Named.written) + buffer_idx)
+            _store_block(
+                *(place, shared, operands, descriptor, buffer_idx),
+                first_row + blocks[i].row,
+                num_rows,
+                n_tile * plan.out_tile_n + blocks[i].column,
+            )
+            if pending >= 0:
+                # All but the store just started have read their buffers.
+                cute.arch.cp_async_bulk_wait_group(1, read=True)
+                arrive_named(int(Named.read) + pending)
+            pending = buffer_idx
     cute.arch.cp_async_bulk_wait_group(0, read=True)
     arrive_named(int(Named.read) + pending)
 
@@ -798,22 +791,24 @@ def work_on_tiles(
     tiled_mma: cute.TiledMma,
     num_clusters: Int32,  # of the rank that take tiles
     finish: cutlass.Constexpr = None,  # traced for the warps that have multiplied; None: nothing
+    send: cutlass.Constexpr = None,  # takes staged tiles from the store warp; None: they are stored
 ):
     """All roles of a CTA, until no tile is left. Called by all threads, behind `meet_all`."""
     plan, warp = place.plan, place.warp
+    few, many = REGISTERS if send is None else REGISTERS_SENDING
     if warp < WARPS_OF_GROUP:
-        cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
+        cute.arch.setmaxregister_decrease(few)
         if warp == LOAD_WARP:
             _load(place, shared, operands)
         if cutlass.const_expr(plan.uses_store_warp):
             if warp == STORE_WARP:
                 # The record before the first tile has been read: all but the producer say so.
                 _take_record(place, shared, Int32(1))
-                _store(place, shared, operands)
+                _store(place, shared, operands, send)
         if warp == HAND_OUT_WARP and place.cta == 0:
             _hand_out(place, shared, num_clusters)
     else:
-        cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
+        cute.arch.setmaxregister_increase(many)
         _take_record(place, shared, Int32(1))
         _multiply(place, shared, operands, tiled_mma, warp // WARPS_OF_GROUP - 1)
         if cutlass.const_expr(finish is not None):

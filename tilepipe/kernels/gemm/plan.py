@@ -11,7 +11,7 @@ staging; `tile_m` is refused unless it is whole blocks of each warpgroup.
 
 from dataclasses import dataclass, field
 
-from tilepipe.config.choices import Granularity, Layout, StoreMode
+from tilepipe.config.choices import Granularity, Layout, StoreMode, Walk
 from tilepipe.kernels.gemm.choices import (
     Clip,
     Consumers,
@@ -86,6 +86,7 @@ class GemmTuning:
     cluster_m: int = 1  # CTAs that take M tiles of one expert side by side and share B
     consumers: Consumers = Consumers.cooperative
     raster_m: int = 8  # cluster tiles of an expert that walk along N together
+    walk: Walk = Walk.expert  # chunk: those of all experts walk together, chunk after chunk
     cuts_tail: bool = True  # hand the last tiles out in halves where that fills the SMs better
     num_stages: int | None = None  # None: as many as there is room for
     store: StoreMode = StoreMode.tma
@@ -163,9 +164,13 @@ class KernelPlan:
 
     @property
     def cuts_tail(self) -> bool:
-        """Whether half a tile is whole blocks, takes half the time, and is wanted at the end."""
+        """Whether half a tile is whole blocks, takes half the time, and is wanted at the end.
+
+        Chunk by chunk the last M tiles would be cut in every chunk, not at the end alone.
+        """
         halves = self.cluster_m == 1 and self.tile_m % (2 * BLOCK_M) == 0
-        return self.tuning.cuts_tail and self.skips_blocks and halves
+        wanted = self.tuning.cuts_tail and self.tuning.walk is Walk.expert
+        return wanted and self.skips_blocks and halves
 
     @property
     def uses_store_warp(self) -> bool:

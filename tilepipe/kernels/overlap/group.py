@@ -4,7 +4,7 @@ Knows nothing of configuration files, oracle or clocks.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -73,7 +73,7 @@ def plan_layer(
             group_align=settings.tile_m,
             **hooks,
         ),
-        layer.tuning,
+        replace(layer.tuning, walk=settings.walk),
         num_gemm_ctas=num_gemm_ctas,
         num_sms=layer.num_sms,
         smem_bytes=gemm_bytes(constants_of(work, settings, group.shape, group.knobs)),

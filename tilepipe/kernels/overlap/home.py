@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tilepipe.config.choices import Copy, Granularity, Roles
+from tilepipe.config.choices import Copy, Granularity, Push, Roles, StoreMode, Walk
 from tilepipe.config.limits import FUSED_WARPS, SHARED_BYTES
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.gemm.plan import KernelPlan
@@ -39,6 +39,7 @@ class HomePlan:
     constants: Constants  # of rows that go home
     reduction: Constants
     roles: Roles
+    push: Push
     reduces: bool  # False: rows are pushed and nobody looks at them
     num_launch_ranks: int
     a_rank_pitch: int  # elements from one rank's A to the next one's
@@ -53,6 +54,17 @@ class HomePlan:
         return self.gemm.cluster_m
 
     @property
+    def share(self) -> int:
+        """Chunks of a row by which a piece that has come home raises its counter."""
+        return self.constants.num_chunks // self.num_pieces
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes of a row that go home at once."""
+        by_tile = self.gemm.problem.n // self.gemm.num_n_tiles * 2
+        return by_tile if self.push is Push.epilogue else self.piece_bytes
+
+    @property
     def num_groups(self) -> int:
         """Groups of a unit; of a tile that is not full the last ones are empty."""
         return -(-self.gemm.tile_m // self.group_rows)
@@ -63,6 +75,7 @@ def plan_home_launch(
     constants: Constants,
     *,
     roles: Roles,
+    push: Push = Push.ctas,
     reduces: bool = True,
     table_slots: int,
     num_launch_ranks: int = 1,
@@ -79,6 +92,7 @@ def plan_home_launch(
         )
     by_chunk = constants.granularity is Granularity.tile
     num_pieces = gemm.num_chunks if by_chunk else 1
+    _check_ways(gemm, constants, push)
     if gemm.num_n_tiles % num_pieces or gemm.problem.n % gemm.tile_n * (num_pieces > 1):
         raise ValueError(
             f"num_chunks={num_pieces}: {gemm.problem.n} columns in tiles of {gemm.tile_n} are no "
@@ -107,6 +121,7 @@ def plan_home_launch(
     return HomePlan(
         gemm=replace(gemm, num_gemm_ctas=gemm.cluster_m, workspace_bytes=0),
         constants=constants,
+        push=push,
         reduction=replace(constants, num_warps=REDUCING_WARPS),
         roles=roles,
         reduces=reduces,
@@ -118,6 +133,26 @@ def plan_home_launch(
         group_rows=group_rows,
         smem_bytes=own,
     )
+
+
+def _check_ways(gemm: KernelPlan, constants: Constants, push: Push) -> None:
+    """Refuse ways home that granularity and stores do not go with."""
+    granularity, walk = constants.granularity, gemm.tuning.walk
+    for key, value, wrong in (
+        ("push", push, push is Push.epilogue),
+        ("walk", walk, walk is Walk.chunk),
+    ):
+        if wrong and granularity is not Granularity.tile:
+            raise ValueError(
+                f"kernel.{key}={value.value}: chunks go home one by one, and "
+                f"kernel.granularity={granularity.value} waits for whole rows; type "
+                "kernel.granularity=tile"
+            )
+    if push is Push.epilogue and gemm.tuning.store is not StoreMode.tma:
+        raise ValueError(
+            f"kernel.push=epilogue: rows go home from where tiles are staged, and "
+            f"store={gemm.tuning.store.value} stages none; type store=tma"
+        )
 
 
 def order_units(

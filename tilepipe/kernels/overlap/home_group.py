@@ -4,10 +4,11 @@ Knows nothing of configuration files, oracle or clocks.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
-from tilepipe.config.choices import Roles
+from tilepipe.config.choices import Push, Roles
 from tilepipe.fabric.table import NUM_SLOTS, Slot, Word
 from tilepipe.kernels.gemm.launch import upload_tiles
 from tilepipe.kernels.gemm.plan import KernelPlan
@@ -54,6 +55,7 @@ def fused_home_launch(
     a: torch.Tensor,  # (ranks of this process, receive rows, k) bf16
     *,
     roles: Roles = Roles.fixed,
+    push: Push = Push.ctas,
     reduces: bool = True,
     sending: torch.Tensor | None = None,  # table of communication; None: that of all
 ) -> Callable[[], None]:
@@ -62,7 +64,8 @@ def fused_home_launch(
     Raises ValueError where the two do not fit together or not onto the chip.
     """
     split = Split(num_comm_ctas=group.knobs.num_ctas, num_gemm_ctas=ctas_beside(group, layer))
-    return _bound(group, layer, a, split, roles=roles, reduces=reduces, sending=sending)
+    how = {"roles": roles, "push": push, "reduces": reduces, "sending": sending}
+    return _bound(group, layer, a, split, **how)
 
 
 def gemm_home_launch(
@@ -93,6 +96,7 @@ def _bound(
     split: Split,
     *,
     roles: Roles,
+    push: Push = Push.ctas,
     reduces: bool,
     publish: bool = True,
     sending: torch.Tensor | None = None,
@@ -100,10 +104,12 @@ def _bound(
     """A launch of the fused kernel of all ranks of this process."""
     ranks = group.ranks
     products = [group.tensor(rank, Slot.y).view(torch.bfloat16) for rank in ranks]
+    constants = constants_of("push", group.settings, group.shape, group.knobs)
     plan = plan_home_launch(
         _plan(group, layer, publish=publish, num_gemm_ctas=split.num_gemm_ctas),
-        constants_of("push", group.settings, group.shape, group.knobs),
+        replace(constants, num_parts=group.settings.num_parts),
         roles=roles,
+        push=push,
         reduces=reduces,
         table_slots=NUM_SLOTS,
         num_launch_ranks=len(ranks),

@@ -11,6 +11,7 @@ from cutlass import Boolean, Int32, Int64
 
 from tilepipe.config.choices import Copy
 from tilepipe.fabric.table import Role, Slot, Word
+from tilepipe.kernels.edges import token_flag
 from tilepipe.kernels.gemm.barriers import Item, await_phase
 from tilepipe.kernels.memory import (
     LANES,
@@ -20,6 +21,7 @@ from tilepipe.kernels.memory import (
     element,
     load_vector,
     load_words,
+    shuffle_wide,
     store_vector,
     word,
 )
@@ -156,7 +158,7 @@ def _push_group(
         if cutlass.const_expr(constants.by_rank):
             flag = address(table, peer, Slot.rank_ready) + Int64(rank) * 4
         else:
-            flag = address(table, peer, Slot.token_ready) + Int64(token) * 4
+            flag = token_flag(constants, table, rank, peer, token, chunk)
     source = address(table, rank, Slot.y) + Int64(first) * constants.row_bytes
     source += Int64(chunk) * plan.piece_bytes
     due = Int64(0)
@@ -178,8 +180,7 @@ def _push_group(
     else:
         release_fence(Scope.sys)
     if lane < count and abort_word(table, rank) == 0:
-        share = constants.num_chunks // plan.num_pieces
-        add_relaxed(element(flag, Int32(0), Int32), Int32(share), Scope.sys)
+        add_relaxed(element(flag, Int32(0), Int32), Int32(plan.share), Scope.sys)
 
 
 @cute.jit
@@ -195,7 +196,7 @@ def _copy_by_lanes(
         at = Int64(lane) * VECTOR_BYTES
         while row + 1 < count:
             pair = [source + Int64(row + i) * row_bytes + at for i in range(2)]
-            goals = [_shuffle(target, row + i) + at for i in range(2)]
+            goals = [shuffle_wide(target, row + i) + at for i in range(2)]
             values = [load_vector(begin + step * _STEP) for begin in pair for step in range(steps)]
             for i in cutlass.range_constexpr(2):
                 for step in cutlass.range_constexpr(steps):
@@ -203,7 +204,7 @@ def _copy_by_lanes(
             row += 2
     while row < count:
         copy_row(
-            source + Int64(row) * row_bytes, _shuffle(target, row), lane, piece_bytes, num_loads
+            source + Int64(row) * row_bytes, shuffle_wide(target, row), lane, piece_bytes, num_loads
         )
         row += 1
 
@@ -245,7 +246,7 @@ def _copy_in_bulk(
         *(barrier, phase, Item.full, table, rank, plan.constants.num_ranks, limit_ns),
     )
     for row in cutlass.range(count, unroll=1):
-        goal = _shuffle(target, row)
+        goal = shuffle_wide(target, row)
         if lane == 0:
             cute.arch.inline_ptx(
                 "cp.async.bulk.global.shared::cta.bulk_group [{$r0}], [{$r1}], {$r2};",
@@ -255,10 +256,3 @@ def _copy_in_bulk(
         cute.arch.cp_async_bulk_commit_group()
         cute.arch.cp_async_bulk_wait_group(0, read=False)
     cute.arch.sync_warp()
-
-
-def _shuffle(value: Int64, lane: Int32) -> Int64:
-    """An Int64 of another lane."""
-    low = cute.arch.shuffle_sync(Int32(value), lane)
-    high = cute.arch.shuffle_sync(Int32(value >> 32), lane)
-    return (Int64(high) << 32) | (Int64(low) & 0xFFFFFFFF)
