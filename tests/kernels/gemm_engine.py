@@ -159,7 +159,7 @@ class Engine:
 
     def _cta(self):
         plan = self.plan
-        readers = (8 + 1 + plan.uses_store_warp) * plan.cluster_m
+        readers = (8 + 1 + plan.num_store_warps) * plan.cluster_m
         counts = {
             "full": [1] * plan.num_stages,
             "empty": [4 * plan.groups_per_tile * plan.cluster_m] * plan.num_stages,
@@ -201,7 +201,7 @@ class Engine:
 
             warps[cta, 0] = names["_load"](place(0), shared, OPERANDS)
             early = 8
-            if self.plan.uses_store_warp:
+            if self.plan.num_store_warps:
                 early = 9
                 warps[cta, 1] = names["_store"](place(1), shared, OPERANDS)
             if cta == 0:

@@ -83,13 +83,15 @@ __all__ = [
     "allocate",
     "gemm_entry",
     "init_barriers",
+    "read_record",
+    "take_record",
     "work_on_tiles",
 ]
 
 WARPS_OF_GROUP = 4
 THREADS_OF_GROUP = WARPS_OF_GROUP * LANES
 NUM_THREADS = THREADS_OF_GROUP * (1 + NUM_CONSUMERS)
-LOAD_WARP, STORE_WARP, HAND_OUT_WARP = 0, 1, 2
+LOAD_WARP, STORE_WARP, HAND_OUT_WARP, SECOND_STORE_WARP = 0, 1, 2, 3
 # Records that are known at a time: the tile that is multiplied and the one that is loaded.
 HANDED = 2
 # Registers of a thread, of the first warpgroup and of the others, in units of 8, 504 of three
@@ -148,7 +150,7 @@ class Operands:
 
 
 @cute.jit
-def _read_record(place: cutlass.Constexpr, shared: cutlass.Constexpr, count: Int32):
+def read_record(place: cutlass.Constexpr, shared: cutlass.Constexpr, count: Int32):
     """Wait for the record of the count-th tile of this CTA and read it, for this CTA's own rows."""
     plan = place.plan
     slot = count % HANDED
@@ -170,7 +172,7 @@ def _read_record(place: cutlass.Constexpr, shared: cutlass.Constexpr, count: Int
 
 
 @cute.jit
-def _take_record(place: cutlass.Constexpr, shared: cutlass.Constexpr, count: Int32):
+def take_record(place: cutlass.Constexpr, shared: cutlass.Constexpr, count: Int32):
     """Tell the scheduler, in the first CTA, that this warp has read the record."""
     cute.arch.sync_warp()
     if place.lane == 0:
@@ -280,7 +282,7 @@ def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass
     count, stage, phase = Int32(0), Int32(0), Int32(1)
     more = Boolean(True)
     while more:
-        more, first_row, valid, expert, n_tile, m_tile, _ = _read_record(place, shared, count)
+        more, first_row, valid, expert, n_tile, m_tile, _ = read_record(place, shared, count)
         if more:
             if cutlass.const_expr(plan.problem.wait is not None):
                 if valid > 0:
@@ -308,7 +310,7 @@ def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass
                 pairs.append(_partition(operands.tma_b, _part_of(shared.b, part, plan), rows))
             for k in cutlass.range(plan.num_k_tiles, unroll=1):
                 if k == plan.claim_at:
-                    _take_record(place, shared, count + 1)  # of the tile before
+                    take_record(place, shared, count + 1)  # of the tile before
                 place.wait(shared.empty + stage, phase, Item.empty)
                 barrier = shared.full + stage
                 if place.lane == 0:
@@ -523,9 +525,9 @@ def _multiply(
             arrive_named(int(Named.turn), 2 * THREADS_OF_GROUP)
     more = Boolean(True)
     while more:
-        more, first_row, valid, _, n_tile, _, _ = _read_record(place, shared, count)
+        more, first_row, valid, _, n_tile, _, _ = read_record(place, shared, count)
         if more:
-            _take_record(place, shared, count)
+            take_record(place, shared, count)
             mine = Boolean(True)
             if cutlass.const_expr(plan.is_ping_pong):
                 mine = count % 2 == group
@@ -614,13 +616,8 @@ def _store_block(
 
 
 @cute.jit
-def _store(
-    place: cutlass.Constexpr,
-    shared: cutlass.Constexpr,
-    operands: cutlass.Constexpr,
-    send: cutlass.Constexpr = None,
-):
-    """Store what consumers stage, and tell of every tile once it lies in memory; or `send` it."""
+def _store(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass.Constexpr):
+    """Store what consumers stage, and tell of every tile once it lies in memory."""
     plan = place.plan
     by_tma = plan.tuning.store is StoreMode.tma
     descriptor = None
@@ -638,17 +635,15 @@ def _store(
     count = Int32(0)
     more = Boolean(True)
     while more:
-        more, first_row, valid, _, n_tile, m_tile, group_end = _read_record(place, shared, count)
+        more, first_row, valid, _, n_tile, m_tile, group_end = read_record(place, shared, count)
         if more:
-            _take_record(place, shared, count)
+            take_record(place, shared, count)
             if valid > 0:
                 if cutlass.const_expr(plan.clip is Clip.per_group):
                     if group_end != known_end:
                         _patch_descriptor(operands, descriptor, group_end)
                         known_end = group_end
-                if cutlass.const_expr(send is not None):
-                    send(count, first_row, valid, n_tile, m_tile)
-                elif cutlass.const_expr(by_tma):
+                if cutlass.const_expr(by_tma):
                     _store_tile(
                         *(place, shared, operands, descriptor),
                         *(count, first_row, valid, n_tile),
@@ -658,7 +653,7 @@ def _store(
                 else:
                     for group in cutlass.range_constexpr(NUM_CONSUMERS):
                         meet_named(int(Named.written) + group * STAGING_BUFFERS)
-                if cutlass.const_expr(plan.problem.publish and send is None):
+                if cutlass.const_expr(plan.problem.publish):
                     _publish(place, valid, n_tile, m_tile)
         count += 1
     if cutlass.const_expr(by_tma):
@@ -747,7 +742,7 @@ def init_barriers(shared: cutlass.Constexpr, plan: cutlass.Constexpr, thread: In
             cute.arch.mbarrier_init(
                 shared.empty + i, WARPS_OF_GROUP * plan.groups_per_tile * cluster_m
             )
-        readers = NUM_CONSUMERS * WARPS_OF_GROUP + 1 + plan.uses_store_warp
+        readers = NUM_CONSUMERS * WARPS_OF_GROUP + 1 + plan.num_store_warps
         for i in cutlass.range_constexpr(HANDED):
             cute.arch.mbarrier_init(shared.handed + i, 1)
             cute.arch.mbarrier_init(shared.taken + i, readers * cluster_m)
@@ -791,25 +786,29 @@ def work_on_tiles(
     tiled_mma: cute.TiledMma,
     num_clusters: Int32,  # of the rank that take tiles
     finish: cutlass.Constexpr = None,  # traced for the warps that have multiplied; None: nothing
-    send: cutlass.Constexpr = None,  # takes staged tiles from the store warp; None: they are stored
+    send: cutlass.Constexpr = None,  # with GemmProblem.sends: takes what a warpgroup stages
 ):
     """All roles of a CTA, until no tile is left. Called by all threads, behind `meet_all`."""
     plan, warp = place.plan, place.warp
-    few, many = REGISTERS if send is None else REGISTERS_SENDING
+    few, many = REGISTERS_SENDING if plan.problem.sends else REGISTERS
     if warp < WARPS_OF_GROUP:
         cute.arch.setmaxregister_decrease(few)
         if warp == LOAD_WARP:
             _load(place, shared, operands)
-        if cutlass.const_expr(plan.uses_store_warp):
+        if cutlass.const_expr(plan.problem.sends):
+            if warp == STORE_WARP or warp == SECOND_STORE_WARP:
+                take_record(place, shared, Int32(1))
+                send(warp // SECOND_STORE_WARP)
+        elif cutlass.const_expr(plan.num_store_warps > 0):
             if warp == STORE_WARP:
                 # The record before the first tile has been read: all but the producer say so.
-                _take_record(place, shared, Int32(1))
-                _store(place, shared, operands, send)
+                take_record(place, shared, Int32(1))
+                _store(place, shared, operands)
         if warp == HAND_OUT_WARP and place.cta == 0:
             _hand_out(place, shared, num_clusters)
     else:
         cute.arch.setmaxregister_increase(many)
-        _take_record(place, shared, Int32(1))
+        take_record(place, shared, Int32(1))
         _multiply(place, shared, operands, tiled_mma, warp // WARPS_OF_GROUP - 1)
         if cutlass.const_expr(finish is not None):
             finish()

@@ -74,6 +74,7 @@ class GemmProblem:
     d_pitch: int | None = None
     wait: Granularity | None = None  # wait for rows before a tile's first load; None: they are here
     publish: bool = False  # tell which rows of which columns have been stored
+    sends: bool = False  # two warps send what is staged elsewhere, and tell; none stores it here
     num_chunks: int | None = None  # pieces along N that are told apart; None: one an N tile
 
 
@@ -173,9 +174,11 @@ class KernelPlan:
         return wanted and self.skips_blocks and halves
 
     @property
-    def uses_store_warp(self) -> bool:
-        """Whether a warp of its own stores or publishes."""
-        return self.tuning.store is StoreMode.tma or self.problem.publish
+    def num_store_warps(self) -> int:
+        """Warps that store or publish, or send: then one for each warpgroup."""
+        if self.problem.sends:
+            return NUM_CONSUMERS
+        return int(self.tuning.store is StoreMode.tma or self.problem.publish)
 
 
 def plan_gemm(
@@ -343,6 +346,11 @@ def _check_hooks(problem: GemmProblem, tuning: GemmTuning) -> None:
         raise ValueError(
             f"tile_m={tuning.tile_m}: semaphores stand for tiles of {problem.group_align} rows; "
             f"type tile_m={problem.group_align}, or plan with tile_m={tuning.tile_m}"
+        )
+    if problem.sends and tuning.store is not StoreMode.tma:
+        raise ValueError(
+            f"store={tuning.store.value}: kernel.push=epilogue sends rows from where tiles are "
+            "staged, and this stages none; type store=tma, or kernel.push=ctas"
         )
 
 

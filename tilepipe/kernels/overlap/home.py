@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tilepipe.config.choices import Copy, Granularity, Push, Roles, StoreMode, Walk
+from tilepipe.config.choices import Copy, Granularity, Push, Roles, Walk
 from tilepipe.config.limits import FUSED_WARPS, SHARED_BYTES
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.gemm.plan import KernelPlan
@@ -39,7 +39,6 @@ class HomePlan:
     constants: Constants  # of rows that go home
     reduction: Constants
     roles: Roles
-    push: Push
     reduces: bool  # False: rows are pushed and nobody looks at them
     num_launch_ranks: int
     a_rank_pitch: int  # elements from one rank's A to the next one's
@@ -52,6 +51,11 @@ class HomePlan:
     @property
     def cluster_m(self) -> int:
         return self.gemm.cluster_m
+
+    @property
+    def push(self) -> Push:
+        """Who brings rows home."""
+        return Push.epilogue if self.gemm.problem.sends else Push.ctas
 
     @property
     def share(self) -> int:
@@ -75,7 +79,6 @@ def plan_home_launch(
     constants: Constants,
     *,
     roles: Roles,
-    push: Push = Push.ctas,
     reduces: bool = True,
     table_slots: int,
     num_launch_ranks: int = 1,
@@ -92,7 +95,7 @@ def plan_home_launch(
         )
     by_chunk = constants.granularity is Granularity.tile
     num_pieces = gemm.num_chunks if by_chunk else 1
-    _check_ways(gemm, constants, push)
+    _check_ways(gemm, constants)
     if gemm.num_n_tiles % num_pieces or gemm.problem.n % gemm.tile_n * (num_pieces > 1):
         raise ValueError(
             f"num_chunks={num_pieces}: {gemm.problem.n} columns in tiles of {gemm.tile_n} are no "
@@ -121,7 +124,6 @@ def plan_home_launch(
     return HomePlan(
         gemm=replace(gemm, num_gemm_ctas=gemm.cluster_m, workspace_bytes=0),
         constants=constants,
-        push=push,
         reduction=replace(constants, num_warps=REDUCING_WARPS),
         roles=roles,
         reduces=reduces,
@@ -135,24 +137,18 @@ def plan_home_launch(
     )
 
 
-def _check_ways(gemm: KernelPlan, constants: Constants, push: Push) -> None:
-    """Refuse ways home that granularity and stores do not go with."""
-    granularity, walk = constants.granularity, gemm.tuning.walk
-    for key, value, wrong in (
-        ("push", push, push is Push.epilogue),
-        ("walk", walk, walk is Walk.chunk),
+def _check_ways(gemm: KernelPlan, constants: Constants) -> None:
+    """Refuse ways home that the granularity does not go with."""
+    for key, value, by_chunk in (
+        ("push", Push.epilogue.value, gemm.problem.sends),
+        ("walk", Walk.chunk.value, gemm.tuning.walk is Walk.chunk),
     ):
-        if wrong and granularity is not Granularity.tile:
+        if by_chunk and constants.granularity is not Granularity.tile:
             raise ValueError(
-                f"kernel.{key}={value.value}: chunks go home one by one, and "
-                f"kernel.granularity={granularity.value} waits for whole rows; type "
-                "kernel.granularity=tile"
+                f"kernel.{key}={value}: chunks go home one by one, and "
+                f"kernel.granularity={constants.granularity.value} waits for whole rows; type "
+                f"kernel.granularity=tile, or another kernel.{key}"
             )
-    if push is Push.epilogue and gemm.tuning.store is not StoreMode.tma:
-        raise ValueError(
-            f"kernel.push=epilogue: rows go home from where tiles are staged, and "
-            f"store={gemm.tuning.store.value} stages none; type store=tma"
-        )
 
 
 def order_units(

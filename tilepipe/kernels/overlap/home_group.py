@@ -28,8 +28,16 @@ from tilepipe.kernels.overlap.plan import Split
 __all__ = ["fused_home_launch", "gemm_home_launch", "upload_home"]
 
 
-def _plan(group: DeviceGroup, layer: Layer, *, publish: bool, num_gemm_ctas: int) -> KernelPlan:
+def _plan(
+    group: DeviceGroup,
+    layer: Layer,
+    *,
+    publish: bool,
+    num_gemm_ctas: int,
+    push: Push = Push.ctas,
+) -> KernelPlan:
     hooks = {"publish": publish, "num_chunks": group.settings.num_chunks}
+    hooks["sends"] = push is Push.epilogue
     return plan_layer(group, layer, "push", num_gemm_ctas=num_gemm_ctas, **hooks)
 
 
@@ -106,10 +114,9 @@ def _bound(
     products = [group.tensor(rank, Slot.y).view(torch.bfloat16) for rank in ranks]
     constants = constants_of("push", group.settings, group.shape, group.knobs)
     plan = plan_home_launch(
-        _plan(group, layer, publish=publish, num_gemm_ctas=split.num_gemm_ctas),
+        _plan(group, layer, publish=publish, num_gemm_ctas=split.num_gemm_ctas, push=push),
         replace(constants, num_parts=group.settings.num_parts),
         roles=roles,
-        push=push,
         reduces=reduces,
         table_slots=NUM_SLOTS,
         num_launch_ranks=len(ranks),

@@ -1,12 +1,14 @@
 """Send tiles home out of the memory in which they are staged: push=epilogue.
 
-Knows nothing of who multiplies and who reduces. The store warp of a GEMM CTA calls it in place of
-storing: rows are written once, at home, and never read back. It waits for no rank.
+Knows nothing of who multiplies and who reduces. Two warps of a GEMM CTA, one for each warpgroup
+that multiplies, do it in place of the one that stores: rows are written once, at home, and never
+read back. They wait for no rank.
 
 Stores. A staged block is 64 rows of 128 bytes, swizzled: eight lanes take a row, so every store of
 a warp is four whole lines of 128 bytes, in L2 and on a link. A bulk copy of a row would need it
 unswizzled, with a gap between rows against bank conflicts, and that does not fit beside four stages
-of operands. At 4096 tokens a tile takes 22 us and its 64 KB some 4 us of this warp.
+of operands. A warpgroup cannot stage its third block of four before the first is on its way, so
+what a warp takes for half a tile is time in which nothing is multiplied: hence two.
 
 Telling. Who completes a chunk of an M tile, whichever CTA it is, tells the homes of its rows: one
 counter of this GPU per chunk and one flag per row and chunk, not per tile. A CTA releases what it
@@ -16,12 +18,13 @@ the stores of all.
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Boolean, Int32, Int64
 
 from tilepipe.fabric.table import Slot
 from tilepipe.kernels.edges import token_flag
 from tilepipe.kernels.gemm.barriers import Named, arrive_named, meet_named
 from tilepipe.kernels.gemm.epilogue import staged_byte
+from tilepipe.kernels.gemm.grouped_sm90 import read_record, take_record
 from tilepipe.kernels.gemm.plan import BLOCK_M, STAGED_COLUMNS, STAGING_BUFFERS
 from tilepipe.kernels.gemm.staging import block_address, turn_of
 from tilepipe.kernels.memory import (
@@ -38,7 +41,7 @@ from tilepipe.kernels.semaphore import Scope, add_relaxed, claim, release_fence
 from tilepipe.kernels.watchdog import abort_word
 from tilepipe.schedule.packed import SLOT_BITS, TOKEN_BITS
 
-__all__ = ["send_tile"]
+__all__ = ["send_tiles"]
 
 # Vectors of a row of a staged block, each a lane's; rows that a warp takes at once.
 _PIECES = 8
@@ -51,47 +54,76 @@ _PLACE_BITS = 25
 
 
 @cute.jit
-def send_tile(
+def send_tiles(
     plan: cutlass.Constexpr,  # HomePlan
+    place: cutlass.Constexpr,  # in the GEMM
+    shared: cutlass.Constexpr,  # of the GEMM
+    table: cute.Pointer,
+    pace: cutlass.Constexpr,  # time that a row of a tile takes on a paced link, its latency
+    group: Int32,  # warpgroup that has staged what this warp sends
+):
+    """Send home what one warpgroup stages, until no tile is left. Called by all lanes of a warp."""
+    gemm = plan.gemm
+    for i in cutlass.range_constexpr(STAGING_BUFFERS):
+        arrive_named(int(Named.read) + group * STAGING_BUFFERS + i)
+    count = Int32(0)
+    more = Boolean(True)
+    while more:
+        more, first_row, valid, _, n_tile, m_tile, _ = read_record(place, shared, count)
+        if more:
+            take_record(place, shared, count)
+            # Rows of the tile above the first block of this warpgroup.
+            above = Int32(0) if gemm.is_ping_pong else group * BLOCK_M
+            mine = valid > above
+            if cutlass.const_expr(gemm.is_ping_pong):
+                mine = mine and count % 2 == group
+            if mine:
+                _send_tile(
+                    *(plan, table, place.rank, place.lane, shared.d, pace),
+                    *(group, first_row + above, valid - above, n_tile, m_tile),
+                )
+        count += 1
+
+
+@cute.jit
+def _send_tile(
+    plan: cutlass.Constexpr,
     table: cute.Pointer,
     rank: Int32,
     lane: Int32,
     staged: cute.Tensor,  # blocks of all buffers
-    pace: cutlass.Constexpr,  # time that a row of a tile takes on a paced link, its latency
-    count: Int32,  # tiles of this CTA before this one
-    first_row: Int32,  # receive row
-    valid: Int32,
+    pace: cutlass.Constexpr,
+    group: Int32,
+    first_row: Int32,  # receive row of the warpgroup's first block
+    valid: Int32,  # rows of the tile from there on
     n_tile: Int32,
     m_tile: Int32,
 ):
-    """Take a tile block by block and store its rows at home. Called by all lanes of a warp."""
+    """Take the warpgroup's blocks of a tile, store their rows at home, count and tell."""
     gemm = plan.gemm
-    ways = [  # of rows 32 i + lane
-        _way_of(plan, table, rank, first_row, i * LANES + lane, valid)
-        for i in range(gemm.tile_m // LANES)
-    ]
+    apart = BLOCK_M * gemm.groups_per_tile  # rows from one block of the warpgroup to the next
+    starts = [i * apart + half for i in range(gemm.blocks_per_group) for half in (0, LANES)]
+    ways = [_way_of(plan, table, rank, first_row, Int32(start) + lane, valid) for start in starts]
     due = Int64(0)
     if cutlass.const_expr(plan.constants.paced):
         due = _wait_for_links(plan, table, rank, lane, ways, pace)
-    width = gemm.out_tile_n // STAGED_COLUMNS
+    sent = Int32(0)
     for i in cutlass.range_constexpr(gemm.blocks_per_group):
-        # Not unrolled: addresses of all blocks would be kept in registers, which are few.
-        for part in cutlass.range(width, unroll=1):
-            for member in cutlass.range_constexpr(gemm.groups_per_tile):
-                row = (i * gemm.groups_per_tile + member) * BLOCK_M
-                if valid > row:
-                    group = count % 2 if gemm.is_ping_pong else Int32(member)
-                    buffer_idx = group * STAGING_BUFFERS + turn_of(gemm, i, part)
-                    meet_named(int(Named.written) + buffer_idx)
-                    _send_block(
-                        *(plan, table, ways[row // LANES : (row + BLOCK_M) // LANES], lane),
-                        block_address(staged, buffer_idx),
-                        n_tile * gemm.out_tile_n + part * STAGED_COLUMNS,
-                    )
-                    arrive_named(int(Named.read) + buffer_idx)
+        if valid > i * apart:
+            sent += cutlass.min(valid - i * apart, BLOCK_M)
+            # Not unrolled: addresses of all blocks would be kept in registers, which are few.
+            for part in cutlass.range(gemm.out_tile_n // STAGED_COLUMNS, unroll=1):
+                buffer_idx = group * STAGING_BUFFERS + turn_of(gemm, i, part)
+                meet_named(int(Named.written) + buffer_idx)
+                _send_block(
+                    *(plan, table, ways[2 * i : 2 * i + 2], lane),
+                    block_address(staged, buffer_idx),
+                    n_tile * gemm.out_tile_n + part * STAGED_COLUMNS,
+                )
+                arrive_named(int(Named.read) + buffer_idx)
     if cutlass.const_expr(plan.constants.paced):
         sleep_until(table, rank, due)
-    _tell(plan, table, rank, lane, valid, n_tile, m_tile)
+    _tell(plan, table, rank, lane, sent, n_tile, m_tile)
 
 
 @cute.jit
@@ -185,11 +217,11 @@ def _tell(
     table: cute.Pointer,
     rank: Int32,
     lane: Int32,
-    valid: Int32,
+    sent: Int32,  # rows
     n_tile: Int32,
     m_tile: Int32,
 ):
-    """Count the rows of a tile and, if they complete a chunk of the M tile, tell all their homes.
+    """Count rows that have been sent; if they complete a chunk of the M tile, tell all its homes.
 
     Counted on this GPU: scope gpu. Homes are on any, so what precedes is released at scope sys.
     """
@@ -205,8 +237,8 @@ def _tell(
     counted = Int32(0)
     if lane == 0:
         stored = address(table, rank, Slot.tile_stored)
-        counted = claim(element(stored, m_tile * gemm.num_chunks + chunk, Int32), valid, Scope.gpu)
-    counted = cute.arch.shuffle_sync(counted, 0) + valid
+        counted = claim(element(stored, m_tile * gemm.num_chunks + chunk, Int32), sent, Scope.gpu)
+    counted = cute.arch.shuffle_sync(counted, 0) + sent
     cute.arch.sync_warp()
     if counted == rows * (end - begin) and cute.arch.vote_all_sync(stop == 0):
         # Acquires what other CTAs have released, and releases it with what this one has stored.
