@@ -98,6 +98,12 @@ def test_every_block_is_multiplied_stored_and_told_once_whatever_comes_first(nam
     expect_all(*launched(name, seed=seed))
 
 
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", [name for name in TUNINGS if not name.startswith("direct")])
+def test_every_block_is_sent_by_the_warp_of_its_warpgroup_and_its_rows_counted_once(name, seed):
+    expect_all(*launched(name, seed=seed, sends=True))
+
+
 @pytest.mark.parametrize("name", ["cooperative", "ping_pong", "tall", "direct"])
 def test_tiles_that_are_handed_out_in_halves_are_stored_and_told_once(name):
     engine, layout = launched(name, seed=5, num_cut=2, rows=[300, 200])
@@ -176,7 +182,7 @@ FAULTS = {
         "pass",
     ),
     "nobody says that the tile before has been read": (
-        "_take_record(place, shared, count + 1)  # of the tile before",
+        "take_record(place, shared, count + 1)  # of the tile before",
         "pass",
     ),
     "blocks are not told to be staged": (

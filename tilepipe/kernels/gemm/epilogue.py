@@ -18,9 +18,11 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64
 
 from tilepipe.kernels.gemm.choices import Epilogue
+from tilepipe.kernels.gemm.plan import BLOCK_M, STAGED_COLUMNS
 from tilepipe.kernels.memory import store_words
 
 __all__ = [
+    "block_address",
     "matrix_place",
     "neighbours_of",
     "packed_words",
@@ -42,6 +44,11 @@ def staged_byte(row: Any, column: Any) -> Any:
     last three bits, so that eight rows of one column lie in eight different banks' groups.
     """
     return row * 128 + ((column // 8) ^ (row % 8)) * 16 + column % 8 * 2
+
+
+def block_address(d: cute.Tensor, buffer_idx: Int32) -> Int32:
+    """Shared memory of a staged block."""
+    return Int32(d.iterator.toint()) + buffer_idx * (BLOCK_M * STAGED_COLUMNS * 2)
 
 
 def matrix_place(lane: Any, warp: Any, pair: Any) -> tuple[Any, Any]:

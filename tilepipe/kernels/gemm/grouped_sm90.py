@@ -50,7 +50,12 @@ from tilepipe.kernels.gemm.barriers import (
     meet_named,
 )
 from tilepipe.kernels.gemm.choices import Clip, Epilogue
-from tilepipe.kernels.gemm.epilogue import packed_words, stage_words, store_words_directly
+from tilepipe.kernels.gemm.epilogue import (
+    block_address,
+    packed_words,
+    stage_words,
+    store_words_directly,
+)
 from tilepipe.kernels.gemm.operands import atoms, global_tensors, make_tiled_mma, smem_layouts
 from tilepipe.kernels.gemm.plan import (
     BLOCK_M,
@@ -61,7 +66,7 @@ from tilepipe.kernels.gemm.plan import (
     TILE_K,
     KernelPlan,
 )
-from tilepipe.kernels.gemm.staging import block_address, buffer_of, staged_blocks, turn_of
+from tilepipe.kernels.gemm.staging import buffer_of, staged_blocks, turn_of
 from tilepipe.kernels.gemm.tiles import RECORD_WORDS, TileWord, place_of_ticket
 from tilepipe.kernels.memory import LANES, address, buffer, element, word
 from tilepipe.kernels.semaphore import (
@@ -678,7 +683,7 @@ def _store_tile(
     for i in cutlass.range_constexpr(len(blocks)):
         num_rows = valid - blocks[i].row
         if num_rows > 0:
-            buffer_idx = buffer_of(plan, blocks[i], count)
+            buffer_idx = Int32(buffer_of(plan, blocks[i], count))
             meet_named(int(Named.written) + buffer_idx)
             _store_block(
                 *(place, shared, operands, descriptor, buffer_idx),

@@ -1,17 +1,14 @@
-"""Where the blocks of a tile are staged, and in which order.
+"""In which order the blocks of a tile are staged, and in which buffers.
 
-Knows nothing of barriers, and of where blocks go from there.
+Knows nothing of CuTe and barriers, and of where blocks go from there.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-import cutlass.cute as cute
-from cutlass import Int32
-
 from tilepipe.kernels.gemm.plan import BLOCK_M, STAGED_COLUMNS, STAGING_BUFFERS, KernelPlan
 
-__all__ = ["StagedBlock", "block_address", "buffer_of", "staged_blocks", "turn_of"]
+__all__ = ["StagedBlock", "buffer_of", "staged_blocks", "turn_of"]
 
 
 @dataclass(frozen=True)
@@ -50,10 +47,5 @@ def staged_blocks(plan: KernelPlan) -> tuple[StagedBlock, ...]:
 
 def buffer_of(plan: KernelPlan, block: StagedBlock, count: Any) -> Any:
     """Buffer of a block of the count-th tile of a CTA."""
-    group = count % 2 if plan.is_ping_pong else Int32(block.member)
+    group = count % 2 if plan.is_ping_pong else block.member
     return group * STAGING_BUFFERS + block.turn
-
-
-def block_address(d: cute.Tensor, buffer_idx: Int32) -> Int32:
-    """Shared memory of a buffer."""
-    return Int32(d.iterator.toint()) + buffer_idx * (BLOCK_M * STAGED_COLUMNS * 2)

@@ -23,10 +23,10 @@ from cutlass import Boolean, Int32, Int64
 from tilepipe.fabric.table import Slot
 from tilepipe.kernels.edges import token_flag
 from tilepipe.kernels.gemm.barriers import Named, arrive_named, meet_named
-from tilepipe.kernels.gemm.epilogue import staged_byte
+from tilepipe.kernels.gemm.epilogue import block_address, staged_byte
 from tilepipe.kernels.gemm.grouped_sm90 import read_record, take_record
 from tilepipe.kernels.gemm.plan import BLOCK_M, STAGED_COLUMNS, STAGING_BUFFERS
-from tilepipe.kernels.gemm.staging import block_address, turn_of
+from tilepipe.kernels.gemm.staging import turn_of
 from tilepipe.kernels.memory import (
     LANES,
     VECTOR_BYTES,
