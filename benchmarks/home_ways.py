@@ -87,18 +87,27 @@ class WaysBench(HomeBench):
         knobs = replace(KNOBS[Copy.simt], num_ctas=num_ctas)
         whole = self.layer.num_sms
         plain = self.group_by(knobs, Walk.expert, 4)
-        gemm_all = gemm_home_launch(plain, self.layer, self.a, num_gemm_ctas=whole)
-        found = {"gemm_all": self.way(plain, Contender([gemm_all], whole))}
+        split = whole - num_ctas
+        gemm = partial(gemm_home_launch, plain, self.layer, self.a)
+        found = {
+            "gemm_all": self.way(plain, Contender([gemm(num_gemm_ctas=whole)], whole)),
+            "gemm_split": self.way(plain, Contender([gemm(num_gemm_ctas=split)], split)),
+        }
+        # What sending costs by itself: nobody reduces.
+        for walk in Walk:
+            group = self.group_by(knobs, walk, 4)
+            sent = fused_home_launch(group, self.layer, self.a, push=Push.epilogue, reduces=False)
+            found[f"sent_{walk.name}_4"] = self.way(group, Contender([sent], split))
         for name, (push, walk, num_chunks) in WAYS.items():
             sys.stderr.write(f"{num_ctas} {name}\n")
             group = self.group_by(knobs, walk, num_chunks)
             launch = fused_home_launch(group, self.layer, self.a, roles=Roles.switch, push=push)
-            found[name] = self.way(group, Contender([launch], whole - num_ctas))
+            found[name] = self.way(group, Contender([launch], split))
         return found
 
     def line(self, num_ctas: int, num_iters: int) -> list[list[object]]:
         ways = self.ways(num_ctas)
-        fused = [name for name in ways if name != "gemm_all"]
+        fused = list(WAYS)
         wrong = {name: self.check_way(ways[name]) for name in fused}
         timed = {name: way for name, way in ways.items() if not wrong.get(name)}
         samples = run_interleaved(

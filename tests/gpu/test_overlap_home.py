@@ -31,7 +31,7 @@ from tilepipe.measure.gate import BF16_POISON  # noqa: E402
 
 # K 256, N 1024: four N tiles.
 PLAIN = {"n": 1024, "roles": Roles.switch}
-PING_PONG = GemmTuning(tile_m=128, tile_n=128, consumers=Consumers.ping_pong)
+PING_PONG = GemmTuning(tile_m=128, tile_n=128, consumers=Consumers.ping_pong, num_stages=6)
 # Sent by the epilogue, chunk after chunk of all experts.
 SENT = {"push": Push.epilogue, "walk": Walk.chunk, "num_chunks": 4}
 ALONE = [

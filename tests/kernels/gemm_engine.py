@@ -17,16 +17,15 @@ from unittest.mock import MagicMock
 from tests.kernels.warp import LANES, lane_functions
 from tilepipe.config.choices import Granularity, StoreMode
 from tilepipe.fabric.table import Role, Slot, Word
-from tilepipe.kernels.gemm import choices, staging
+from tilepipe.kernels.gemm import choices
 from tilepipe.kernels.gemm import plan as plans
 from tilepipe.kernels.gemm.tiles import RECORD_WORDS, TileWord, place_of_ticket
 
 __all__ = ["TEXT", "Engine"]
 
-KERNELS = Path(__file__).resolve().parents[2] / "tilepipe/kernels"
-TEXT = (KERNELS / "gemm/grouped_sm90.py").read_text("utf-8")
-# Of the roles that send what is staged home.
-SENDS_TEXT = (KERNELS / "overlap/sends.py").read_text("utf-8")
+TEXT = (Path(__file__).resolve().parents[2] / "tilepipe/kernels/gemm/grouped_sm90.py").read_text(
+    "utf-8"
+)
 BLOCK = plans.BLOCK_M
 NAMED = SimpleNamespace(written=1, read=5, turn=9)
 
@@ -142,6 +141,7 @@ class Cta:
     staged: dict = field(default_factory=dict)  # buffer -> {warp: block}
     unread: list = field(default_factory=list)  # buffers of stores, oldest first
     incomplete: list = field(default_factory=list)  # blocks of stores, oldest first
+    sent: Counter = field(default_factory=Counter)  # block -> warps that have sent their rows
 
 
 class Engine:
@@ -151,17 +151,17 @@ class Engine:
         self.plan, self.random = plan, Random(seed)
         self.tiles = [[int(word) for word in record] for record in records]
         self.queue, self.loads, self.stored, self.told = 0, [], Counter(), Counter()
-        self.sent = Counter()  # rows x blocks of a tile by the warp that sends them
         self.ctas = [self._cta() for _ in range(plan.cluster_m)]
         self.mmas = {(cta, warp): Mma() for cta in range(plan.cluster_m) for warp in range(4, 12)}
         self.now = (0, 0)  # CTA and warp that runs
+        self.sender = self if plan.problem.sends else None
         self.num_products = 0  # of all warps
         self.claimed_at = []  # K tiles already asked for when each ticket was claimed
         self.names = self._functions(text)
 
     def _cta(self):
         plan = self.plan
-        readers = (8 + 1 + plan.num_store_warps) * plan.cluster_m
+        readers = (8 + 1 + plan.uses_store_warp) * plan.cluster_m
         counts = {
             "full": [1] * plan.num_stages,
             "empty": [4 * plan.groups_per_tile * plan.cluster_m] * plan.num_stages,
@@ -202,21 +202,17 @@ class Engine:
                 return SimpleNamespace(plan=self.plan, warp=warp, lane=0, cta=cta, table=0, rank=0)
 
             warps[cta, 0] = names["_load"](place(0), shared, OPERANDS)
-            early = 8 + self.plan.num_store_warps
-            if self.plan.problem.sends:
-                home = SimpleNamespace(gemm=self.plan, constants=SimpleNamespace(paced=False))
-                for group, warp in enumerate((1, 3)):
-                    warps[cta, warp] = names["send_tiles"](
-                        *(home, place(warp), shared, 0, None, group)
-                    )
-            elif self.plan.num_store_warps:
-                warps[cta, 1] = names["_store"](place(1), shared, OPERANDS)
+            early = 8
+            if self.plan.uses_store_warp:
+                early = 9
+                warps[cta, 1] = names["_store"](place(1), shared, OPERANDS, self.sender)
             if cta == 0:
                 warps[cta, 2] = names["_hand_out"](place(2), shared, 1)
             for warp in range(4, 12):
                 mma = MagicMock(mma=self.mmas[cta, warp])
                 warps[cta, warp] = names["_multiply"](
-                    place(warp), shared, OPERANDS, mma, warp // 4 - 1
+                    *(place(warp), shared, OPERANDS, mma, warp // 4 - 1),
+                    self.sender,
                 )
             for _ in range(early):  # all but the producer say so before they begin
                 self.take_record(None, None, 1)
@@ -384,23 +380,28 @@ class Engine:
         here.incomplete.append(block)
         self.stored.update({(block, warp): 1 for warp in range(4)})
 
-    def send_block(self, plan, table, ways, lane, buffer_idx, column):
-        """A warp that sends reads a block in full, and where each half of its rows belongs."""
-        here = self.here
-        assert buffer_idx // 2 == self.now[1] // 2, "what another warpgroup has staged"
-        written = here.staged.pop(buffer_idx)
-        assert sorted(written) == [0, 1, 2, 3], "a block is sent before all warps have staged"
-        (block,) = set(written.values())
-        assert (*ways, column) == (block[0], block[0] + 32, block[1]), "sent to another's place"
-        self.stored.update({(block, warp): 1 for warp in range(4)})
-        self.sent[self.now] += min(self.rows_of(block), BLOCK)
+    def find_rows(self, place, first_row, valid):
+        """Where a warp's rows of each block belong; known before they are multiplied."""
+        assert not self.mmas[self.now].reading
+        apart = BLOCK * self.plan.groups_per_tile
+        return [first_row + i * apart for i in range(self.plan.blocks_per_group)]
 
-    def tell(self, plan, table, rank, lane, sent, n_tile, m_tile):
-        """Rows are counted once all their blocks of a tile have been sent."""
-        blocks = self.plan.out_tile_n // plans.STAGED_COLUMNS
-        assert self.sent.pop(self.now) == sent * blocks, "rows are told that have not been sent"
-        chunk = n_tile * self.plan.num_chunks // self.plan.num_n_tiles
-        self.told[m_tile * self.plan.num_chunks + chunk] += sent
+    def send_block(self, block, buffer_idx, target, column, warp, lane):
+        here = self.here
+        assert buffer_idx // 2 == self.now[1] // 4 - 1, "another warpgroup's buffer"
+        assert (target, column) == block[:2], "a block is sent to another's place"
+        self.stored[block, warp] += 1
+        here.sent[block[2], column, block[0]] += 1
+
+    def tell(self, place, first_row, valid, n_tile, m_tile):
+        """Rows are counted once all warps have sent all their blocks of the tile."""
+        plan = self.plan
+        for above in range(0, valid, BLOCK):
+            for part in range(plan.out_tile_n // plans.STAGED_COLUMNS):
+                column = n_tile * plan.out_tile_n + part * plans.STAGED_COLUMNS
+                found = [key for key in self.here.sent if key[1:] == (column, first_row + above)]
+                assert [self.here.sent.pop(key) for key in found] == [4], "told before it is sent"
+        self.told[m_tile * plan.num_chunks + n_tile * plan.num_chunks // plan.num_n_tiles] += valid
 
     def rows_of(self, block):
         """Rows of a block that exist."""
@@ -447,7 +448,7 @@ class Engine:
         cutlass = SimpleNamespace(
             const_expr=bool,
             min=min,
-            range=lambda *ends, unroll: range(*ends),
+            range=lambda count, unroll: range(count),
             range_constexpr=range,
             Int16=int,
         )
@@ -456,9 +457,7 @@ class Engine:
         warpgroup.commit_group = lambda: self.mmas[self.now].commit()
         warpgroup.wait_group = lambda count: self.mmas[self.now].wait(count)
         public = {
-            name: getattr(module, name)
-            for module in (choices, plans, staging)
-            for name in module.__all__
+            name: getattr(module, name) for module in (choices, plans) for name in module.__all__
         }
         given = {
             **public,
@@ -501,22 +500,17 @@ class Engine:
             "release_bulk_fence": lambda scope: None,
             "release_fence": lambda scope: None,
             "packed_words": self.packed_words,
+            "row_scales": MagicMock(),
             "stage_words": self.stage_words,
             "store_words_directly": self.store_directly,
         }
-        if self.plan.problem.sends:
-            text += SENDS_TEXT
-        given |= {"SLOT_BITS": 16, "TOKEN_BITS": 32, "VECTOR_BYTES": 16}
         names = lane_functions(text, given, ("wait", "meet_named"))
         names |= {
-            "take_record": self.take_record,
+            "_take_record": self.take_record,
             "_give_back": self.give_back,
-            "_partition": lambda atom, shared, tile: (Side(shared), Side(tile)),
-            "_part_of": lambda b, part, plan: ("b", part),
-            "block_address": lambda d, buffer_idx: buffer_idx,
-            "_way_of": lambda plan, table, rank, first_row, row, valid: first_row + row,
-            "_send_block": self.send_block,
-            "_tell": self.tell,
+            "partition": lambda atom, shared, tile: (Side(shared), Side(tile)),
+            "part_of": lambda b, part, plan: ("b", part),
+            "_block_address": lambda d, buffer_idx: buffer_idx,
             "_descriptor_pointer": MagicMock(),
             "_multiply_tile": self._forgetting(names["_multiply_tile"]),
         }

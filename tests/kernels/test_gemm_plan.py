@@ -73,10 +73,10 @@ def test_direct_stores_have_no_descriptor_and_no_staging(problem):
     plan = planned(problem, GemmTuning(store=StoreMode.direct))
 
     assert (plan.clip, plan.staging_bytes, plan.workspace_bytes) == (None, 0, 0)
-    assert not plan.num_store_warps
+    assert not plan.uses_store_warp
     assert planned(
         replace(problem, publish=True), GemmTuning(store=StoreMode.direct)
-    ).num_store_warps
+    ).uses_store_warp
 
 
 @pytest.mark.parametrize("num_gemm_ctas", [1, 100, 132])

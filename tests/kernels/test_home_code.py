@@ -85,6 +85,8 @@ def test_all_roles_have_a_register_for_every_value(compiled):
 
 
 def test_rows_are_told_at_home_behind_a_release_for_all_devices(compiled):
+    if compiled.plan.push is Push.epilogue:
+        pytest.skip("whoever completes a chunk tells, see below")
     by_bulk = compiled.plan.constants.copy is Copy.tma
     told = compiled.ptx.index("red.relaxed.sys.global.add.s32")
     release = compiled.ptx.rindex("fence.acq_rel.sys", 0, told)
@@ -127,10 +129,10 @@ def test_who_completes_a_chunk_has_released_its_rows_and_acquired_those_of_other
     acquired = compiled.ptx.rindex("fence.acq_rel.sys", 0, told)
     counted = compiled.ptx.rindex("atom.global.add.u32", 0, acquired)  # relaxed, scope gpu
     released = compiled.ptx.rindex("fence.acq_rel.sys", 0, counted)
-    sent = compiled.ptx.rindex("st.global", 0, released)
+    met = compiled.ptx.rindex("bar.sync", 0, released)
 
-    assert sent < released < counted < acquired < told
-    assert "bar.warp.sync" in compiled.ptx[sent:released], "lanes of the warp have stored"
+    assert met < released < counted < acquired < told
+    assert "st.global" not in compiled.ptx[met:counted], "warps that met it have stored all rows"
     assert "bar.warp.sync" in compiled.ptx[counted:acquired], "one lane has counted"
 
 
@@ -140,8 +142,8 @@ def test_rows_that_are_sent_are_stored_16_bytes_a_lane_and_not_by_tma(compiled):
     assert bool(by_tma) == (compiled.plan.push is Push.ctas)
     if compiled.plan.push is Push.epilogue:
         wide = [code for code in compiled.machine.opcodes if code.startswith("STG.E.NA.128")]
-        # Two halves of a block, four rounds each, of one loop; and the sums of the reduction.
-        assert len(wide) >= 8
+        # Of a warpgroup four rounds of each of four blocks; and the sums of the reduction, twice.
+        assert len(wide) >= 16 + 2
 
 
 def test_nothing_is_read_through_the_read_only_path(compiled):

@@ -8,13 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilepipe.config.choices import Copy, Granularity, Layout, Push, Roles, Walk
-from tilepipe.config.limits import COLUMN_BYTES
+from tilepipe.config.limits import COLUMN_BYTES, SHARED_BYTES
+from tilepipe.fabric.table import NUM_SLOTS
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.gemm.plan import GemmProblem, GemmTuning, plan_gemm
 from tilepipe.kernels.gemm.tiles import pack_cluster_tiles
 from tilepipe.kernels.overlap.home import (
     REDUCING_WARPS,
     RING_BYTES,
+    home_gemm_bytes,
     order_units,
     plan_home_launch,
 )
@@ -73,6 +75,24 @@ def test_rings_leave_alone_what_is_staged_to_be_stored():
     assert plan_home_launch(gemm, CONSTANTS, **SETTINGS).smem_bytes <= 227 * 1024
 
 
+@pytest.mark.parametrize("copy", list(Copy))
+def test_eight_ranks_have_room_for_their_addresses_and_all_stages(copy):
+    problem = replace(PROBLEM, sends=True)
+    gemm = plan_gemm(
+        *(problem, GemmTuning()),
+        num_gemm_ctas=16,
+        num_sms=132,
+        smem_bytes=home_gemm_bytes(8),
+    )
+
+    plan = plan_home_launch(
+        gemm, replace(CONSTANTS, num_ranks=8, copy=copy), roles=Roles.switch, table_slots=NUM_SLOTS
+    )
+
+    assert gemm.num_stages == 4
+    assert plan.smem_bytes <= SHARED_BYTES
+
+
 def test_chunks_of_unlike_size_are_refused():
     uneven = replace(PROBLEM, num_chunks=3)
 
@@ -100,7 +120,7 @@ def test_too_small_operands_for_the_rings_of_the_reduction_are_refused():
 
 
 def test_tables_of_more_ranks_than_fit_beside_the_stages_are_refused():
-    with pytest.raises(ValueError, match=r"num_stages=4: .* plan the GEMM with gemm_bytes"):
+    with pytest.raises(ValueError, match=r"num_stages=4: .* plan the GEMM with home_gemm_bytes"):
         plan_home_launch(gemm_plan(), replace(CONSTANTS, num_ranks=32), **SETTINGS)
 
 
@@ -121,12 +141,14 @@ def test_chunks_that_go_home_one_by_one_are_refused_where_whole_rows_are_waited_
         plan_home_launch(gemm, replace(CONSTANTS, granularity=granularity), **SETTINGS)
 
 
-def test_what_is_staged_is_sent_by_a_warp_of_each_warpgroup_and_nothing_is_stored_here():
+def test_what_is_staged_is_sent_a_tile_wide_and_nothing_is_stored_here_by_tma():
     stored = plan_home_launch(gemm_plan(), CONSTANTS, **SETTINGS)
     sent = plan_home_launch(gemm_plan(replace(PROBLEM, sends=True)), CONSTANTS, **SETTINGS)
 
-    assert (stored.push, stored.gemm.num_store_warps, stored.moved_bytes) == (Push.ctas, 1, 3584)
-    assert (sent.push, sent.gemm.num_store_warps, sent.moved_bytes) == (Push.epilogue, 2, 512)
+    assert (stored.push, stored.gemm.stores_by_tma, stored.moved_bytes) == (Push.ctas, True, 3584)
+    assert (sent.push, sent.gemm.stores_by_tma, sent.moved_bytes) == (Push.epilogue, False, 512)
+    assert sent.gemm.staging_bytes == stored.gemm.staging_bytes > 0
+    assert sent.gemm.clip is None
 
 
 @given(

@@ -13,15 +13,13 @@ from tilepipe.config.choices import (
     Copy,
     Dtype,
     Fabric,
-    Granularity,
     Law,
     Operation,
     Order,
     Planner,
-    Push,
     Regime,
-    Walk,
 )
+from tilepipe.config.chunks import check_chunks
 from tilepipe.config.limits import (
     FUSED_WARPS,
     MAX_LOOPBACK_RANKS,
@@ -230,7 +228,7 @@ def _check_gpu_keys(config: Config) -> None:
     fused = {"roles": "CTAs"} if isinstance(kernel, FusedKernel) else {}
     if isinstance(kernel, GemmCombineKernel):
         fused |= {"push": "CTAs that push", "walk": "second order of tiles"}
-        _check_chunks(config, kernel)
+        check_chunks(config, kernel)
     for key, lacked in (_GPU_KEYS | fused).items():
         value = getattr(kernel, key)
         if on_host:
@@ -243,25 +241,6 @@ def _check_gpu_keys(config: Config) -> None:
         else:
             allowed = "null is for the host executor; leave the key out, or type hardware=cpu"
             require(value is not None, f"kernel.{key}", value, allowed)
-
-
-def _check_chunks(config: Config, kernel: GemmCombineKernel) -> None:
-    """Pieces in which rows of GEMM -> combine are made and go home."""
-    hidden, chunks = config.workload.hidden, kernel.num_chunks
-    tiles = -(-hidden // kernel.tile_n)
-    allowed = f"{hidden} columns are {tiles} tiles of {kernel.tile_n}; choose 1..{tiles}, or null"
-    require(chunks is None or chunks <= tiles, "kernel.num_chunks", chunks, allowed)
-    for key, value, one_by_one in (
-        ("push", kernel.push, kernel.push is Push.epilogue),
-        ("walk", kernel.walk, kernel.walk is Walk.chunk),
-    ):
-        granularity = kernel.granularity
-        allowed = (
-            f"chunks of rows go home one by one, and kernel.granularity={granularity.name} waits "
-            "for whole rows; type kernel.granularity=tile, or another kernel." + key
-        )
-        by_chunk = not one_by_one or granularity is Granularity.tile
-        require(by_chunk, f"kernel.{key}", value, allowed)
 
 
 def _check_gemm_keys(kernel: GroupedGemmKernel, num_sms: int | None, *, on_host: bool) -> None:

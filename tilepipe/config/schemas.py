@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, TypeVar, cast
 
+from tilepipe.config import choices
 from tilepipe.config.choices import (
     L2,
     Baseline,
@@ -24,7 +25,6 @@ from tilepipe.config.choices import (
     Planner,
     Push,
     Regime,
-    Replica,
     Resume,
     Roles,
     StoreMode,
@@ -203,12 +203,6 @@ class GemmCombineKernel(FusedKernel):
     push: Push | None = None  # null: the host executor has no CTAs that could push
     walk: Walk | None = None  # null: the host executor takes tiles expert after expert
     num_chunks: int | None = None  # pieces along N; null: as many as are 3.5 KiB each
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        chunks = self.num_chunks
-        counted = chunks is None or chunks >= 1
-        require(counted, "kernel.num_chunks", chunks, "must be 1 or more, or null")
 
 
 Kernel = DispatchKernel | CombineKernel | GroupedGemmKernel | DispatchGemmKernel | GemmCombineKernel
@@ -389,21 +383,4 @@ def _require_storable(key: str, value: object) -> None:
         require(abs(value) <= largest, key, value, f"must be at most {largest}")
 
 
-_CHOICES = (
-    Copy,
-    Dtype,
-    Fabric,
-    Granularity,
-    HomeGranularity,
-    L2,
-    Law,
-    Layout,
-    Operation,
-    Order,
-    PlacementRule,
-    Planner,
-    Regime,
-    Replica,
-    Roles,
-    StoreMode,
-)
+_CHOICES = tuple(getattr(choices, name) for name in choices.__all__)

@@ -18,14 +18,13 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64
 
 from tilepipe.kernels.gemm.choices import Epilogue
-from tilepipe.kernels.gemm.plan import BLOCK_M, STAGED_COLUMNS
 from tilepipe.kernels.memory import store_words
 
 __all__ = [
-    "block_address",
     "matrix_place",
     "neighbours_of",
     "packed_words",
+    "row_scales",
     "stage_words",
     "staged_byte",
     "store_words_directly",
@@ -44,11 +43,6 @@ def staged_byte(row: Any, column: Any) -> Any:
     last three bits, so that eight rows of one column lie in eight different banks' groups.
     """
     return row * 128 + ((column // 8) ^ (row % 8)) * 16 + column % 8 * 2
-
-
-def block_address(d: cute.Tensor, buffer_idx: Int32) -> Int32:
-    """Shared memory of a staged block."""
-    return Int32(d.iterator.toint()) + buffer_idx * (BLOCK_M * STAGED_COLUMNS * 2)
 
 
 def matrix_place(lane: Any, warp: Any, pair: Any) -> tuple[Any, Any]:
@@ -125,6 +119,19 @@ def _neighbours(word: Int32, lane: Int32) -> Int32:
     high = cute.arch.shuffle_sync(word, high_lane)
     selector = Int32(0x5410) + upper * Int32(0x2222)
     return Int32(cute.arch.prmt(low, high, selector))
+
+
+@cute.jit
+def row_scales(scale: cute.Pointer, row: Int32, num_rows: Int32, warp: Int32, lane: Int32):
+    """Factors of the two rows of a block that this lane holds; rows that do not exist have none."""
+    scales = cute.make_tensor(scale, cute.make_layout(1 << 30))
+    pair = cute.make_rmem_tensor(cute.make_layout(2), Float32)
+    for half in cutlass.range_constexpr(2):
+        within = warp * 16 + lane // 4 + 8 * half
+        pair[half] = Float32(0.0)
+        if within < num_rows:
+            pair[half] = scales[row + within]
+    return pair
 
 
 @cute.jit

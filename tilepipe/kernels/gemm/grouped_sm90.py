@@ -51,12 +51,19 @@ from tilepipe.kernels.gemm.barriers import (
 )
 from tilepipe.kernels.gemm.choices import Clip, Epilogue
 from tilepipe.kernels.gemm.epilogue import (
-    block_address,
     packed_words,
+    row_scales,
     stage_words,
     store_words_directly,
 )
-from tilepipe.kernels.gemm.operands import atoms, global_tensors, make_tiled_mma, smem_layouts
+from tilepipe.kernels.gemm.operands import (
+    atoms,
+    global_tensors,
+    make_tiled_mma,
+    part_of,
+    partition,
+    smem_layouts,
+)
 from tilepipe.kernels.gemm.plan import (
     BLOCK_M,
     DESCRIPTOR_BYTES,
@@ -66,7 +73,6 @@ from tilepipe.kernels.gemm.plan import (
     TILE_K,
     KernelPlan,
 )
-from tilepipe.kernels.gemm.staging import buffer_of, staged_blocks, turn_of
 from tilepipe.kernels.gemm.tiles import RECORD_WORDS, TileWord, place_of_ticket
 from tilepipe.kernels.memory import LANES, address, buffer, element, word
 from tilepipe.kernels.semaphore import (
@@ -88,20 +94,17 @@ __all__ = [
     "allocate",
     "gemm_entry",
     "init_barriers",
-    "read_record",
-    "take_record",
     "work_on_tiles",
 ]
 
 WARPS_OF_GROUP = 4
 THREADS_OF_GROUP = WARPS_OF_GROUP * LANES
 NUM_THREADS = THREADS_OF_GROUP * (1 + NUM_CONSUMERS)
-LOAD_WARP, STORE_WARP, HAND_OUT_WARP, SECOND_STORE_WARP = 0, 1, 2, 3
+LOAD_WARP, STORE_WARP, HAND_OUT_WARP = 0, 1, 2
 # Records that are known at a time: the tile that is multiplied and the one that is loaded.
 HANDED = 2
-# Registers of a thread, of the first warpgroup and of the others, in units of 8, 504 of three
-# threads: (40 + 2 x 232) x 128 = 64 512 of 65 536. Who sends tiles knows where each row belongs.
-REGISTERS, REGISTERS_SENDING = (40, 232), (56, 224)
+# Registers of a thread, in units of 8: (40 + 2 x 232) x 128 = 64 512 of 65 536.
+LOAD_REGISTERS, CONSUMER_REGISTERS = 40, 232
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,7 @@ class Operands:
 
 
 @cute.jit
-def read_record(place: cutlass.Constexpr, shared: cutlass.Constexpr, count: Int32):
+def _read_record(place: cutlass.Constexpr, shared: cutlass.Constexpr, count: Int32):
     """Wait for the record of the count-th tile of this CTA and read it, for this CTA's own rows."""
     plan = place.plan
     slot = count % HANDED
@@ -177,7 +180,7 @@ def read_record(place: cutlass.Constexpr, shared: cutlass.Constexpr, count: Int3
 
 
 @cute.jit
-def take_record(place: cutlass.Constexpr, shared: cutlass.Constexpr, count: Int32):
+def _take_record(place: cutlass.Constexpr, shared: cutlass.Constexpr, count: Int32):
     """Tell the scheduler, in the first CTA, that this warp has read the record."""
     cute.arch.sync_warp()
     if place.lane == 0:
@@ -287,12 +290,12 @@ def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass
     count, stage, phase = Int32(0), Int32(0), Int32(1)
     more = Boolean(True)
     while more:
-        more, first_row, valid, expert, n_tile, m_tile, _ = read_record(place, shared, count)
+        more, first_row, valid, expert, n_tile, m_tile, _ = _read_record(place, shared, count)
         if more:
             if cutlass.const_expr(plan.problem.wait is not None):
                 if valid > 0:
                     _wait_for_rows(place, first_row, valid, expert, m_tile)
-            to_a, from_a = _partition(
+            to_a, from_a = partition(
                 operands.tma_a,
                 shared.a,
                 cute.local_tile(
@@ -312,10 +315,10 @@ def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass
                     (part_n, TILE_K),
                     (0, None),
                 )
-                pairs.append(_partition(operands.tma_b, _part_of(shared.b, part, plan), rows))
+                pairs.append(partition(operands.tma_b, part_of(shared.b, part, plan), rows))
             for k in cutlass.range(plan.num_k_tiles, unroll=1):
                 if k == plan.claim_at:
-                    take_record(place, shared, count + 1)  # of the tile before
+                    _take_record(place, shared, count + 1)  # of the tile before
                 place.wait(shared.empty + stage, phase, Item.empty)
                 barrier = shared.full + stage
                 if place.lane == 0:
@@ -342,23 +345,6 @@ def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass
                 if stage == stages:
                     stage, phase = Int32(0), phase ^ 1
         count += 1
-
-
-def _partition(atom: cute.CopyAtom, shared: cute.Tensor, tile: cute.Tensor):
-    """Shared and global side of a copy of one tile; modes behind the first two stay."""
-    return cpasync.tma_partition(
-        atom,
-        0,
-        cute.make_layout(1),
-        cute.group_modes(shared, 0, 2),
-        cute.group_modes(tile, 0, 2),
-    )
-
-
-def _part_of(b: cute.Tensor, part: int, plan: KernelPlan) -> cute.Tensor:
-    """A piece of the B tile along N: whole swizzle atoms, one piece behind the other."""
-    rows = plan.tile_n // plan.num_b_parts
-    return cute.local_tile(b, (rows, TILE_K, plan.num_stages), (part, 0, 0))
 
 
 # ---- role: multiply
@@ -451,8 +437,10 @@ def _emit_tile(
     first_row: Int32,
     valid: Int32,
     n_tile: Int32,
+    send: cutlass.Constexpr,
+    targets: cutlass.Constexpr,  # of the rows of each block, as `send` has found them
 ):
-    """Turn the sums of this warpgroup into bf16 and stage or store them, block by block."""
+    """Turn the sums of this warpgroup into bf16 and stage, store or send them, block by block."""
     plan = place.plan
     epilogue = plan.problem.epilogue
     warp = place.warp % WARPS_OF_GROUP
@@ -467,17 +455,22 @@ def _emit_tile(
             row = first_row + block * BLOCK_M
             scales = None
             if cutlass.const_expr(epilogue is Epilogue.row_scale):
-                scales = _scales(operands.scale, row, num_rows, warp, place.lane)
+                scales = row_scales(operands.scale, row, num_rows, warp, place.lane)
             width = STAGED_COLUMNS if plan.tuning.store is StoreMode.tma else STAGED_COLUMNS // 2
             for part in cutlass.range_constexpr(plan.out_tile_n // width):
                 words = packed_words(
                     *(of_block, part * width // 8, width // 8, plan.tile_n // 8),
                     *(scales, place.lane, epilogue),
                 )
-                if cutlass.const_expr(plan.tuning.store is StoreMode.tma):
-                    buffer_idx = group * STAGING_BUFFERS + turn_of(plan, i, part)
+                buffer_idx = group * STAGING_BUFFERS + plan.turn_of(i, part)
+                if cutlass.const_expr(send is not None):
+                    at, column = _block_address(shared.d, buffer_idx), part * width
+                    send.send_block(
+                        words, at, targets[i], n_tile * plan.out_tile_n + column, warp, place.lane
+                    )
+                elif cutlass.const_expr(plan.stores_by_tma):
                     meet_named(int(Named.read) + buffer_idx)
-                    stage_words(words, block_address(shared.d, buffer_idx), warp, place.lane)
+                    stage_words(words, _block_address(shared.d, buffer_idx), warp, place.lane)
                     cute.arch.fence_proxy("async.shared", space="cta")
                     arrive_named(int(Named.written) + buffer_idx)
                 else:
@@ -493,17 +486,8 @@ def _emit_tile(
                     )
 
 
-@cute.jit
-def _scales(scale: cute.Pointer, row: Int32, num_rows: Int32, warp: Int32, lane: Int32):
-    """Factors of the two rows of a block that this lane holds; rows that do not exist have none."""
-    scales = cute.make_tensor(scale, cute.make_layout(1 << 30))
-    pair = cute.make_rmem_tensor(cute.make_layout(2), Float32)
-    for half in cutlass.range_constexpr(2):
-        within = warp * 16 + lane // 4 + 8 * half
-        pair[half] = Float32(0.0)
-        if within < num_rows:
-            pair[half] = scales[row + within]
-    return pair
+def _block_address(d: cute.Tensor, buffer_idx: Int32) -> Int32:
+    return Int32(d.iterator.toint()) + buffer_idx * (BLOCK_M * STAGED_COLUMNS * 2)
 
 
 @cute.jit
@@ -513,6 +497,7 @@ def _multiply(
     operands: cutlass.Constexpr,
     tiled_mma: cute.TiledMma,
     group: Int32,  # warpgroup, 0 or 1
+    send: cutlass.Constexpr = None,
 ):
     """Multiply the tiles of this CTA, or every second one, and hand each on."""
     plan = place.plan
@@ -530,9 +515,9 @@ def _multiply(
             arrive_named(int(Named.turn), 2 * THREADS_OF_GROUP)
     more = Boolean(True)
     while more:
-        more, first_row, valid, _, n_tile, _, _ = read_record(place, shared, count)
+        more, first_row, valid, _, n_tile, _, _ = _read_record(place, shared, count)
         if more:
-            take_record(place, shared, count)
+            _take_record(place, shared, count)
             mine = Boolean(True)
             if cutlass.const_expr(plan.is_ping_pong):
                 mine = count % 2 == group
@@ -545,6 +530,10 @@ def _multiply(
                 if cutlass.const_expr(plan.groups_per_tile > 1):
                     own_rows = valid - group * BLOCK_M
                 apart = BLOCK_M * plan.groups_per_tile
+                targets = None
+                if cutlass.const_expr(send is not None):
+                    above = valid - own_rows
+                    targets = send.find_rows(place, first_row + above, own_rows)
                 fewest = 0 if plan.skips_blocks else plan.blocks_per_group - 1
                 for i in cutlass.range_constexpr(fewest, plan.blocks_per_group):
                     here = own_rows > (i * apart if plan.skips_blocks else 0)
@@ -559,7 +548,10 @@ def _multiply(
                     _pass_tile(place, shared, stage, phase)
                 if cutlass.const_expr(plan.is_ping_pong):
                     arrive_named(int(Named.turn) + 1 - group, 2 * THREADS_OF_GROUP)
-                _emit_tile(place, shared, operands, sums, group, first_row, valid, n_tile)
+                _emit_tile(
+                    *(place, shared, operands, sums, group, first_row, valid, n_tile),
+                    *(send, targets),
+                )
                 if cutlass.const_expr(plan.problem.publish and plan.clip is None):
                     if valid > 0:
                         arrive_named(int(Named.written) + group * STAGING_BUFFERS)
@@ -609,7 +601,7 @@ def _store_block(
         out = cute.domain_offset((BLOCK_M - there, column), out[None, None, row + there])
     else:
         out = cute.domain_offset((row, column), out)
-    from_s, to_g = _partition(
+    from_s, to_g = partition(
         operands.tma_d, shared.d, cute.local_tile(out, (BLOCK_M, STAGED_COLUMNS), (0, 0))
     )
     if cutlass.const_expr(plan.clip is Clip.per_group):
@@ -621,10 +613,19 @@ def _store_block(
 
 
 @cute.jit
-def _store(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass.Constexpr):
-    """Store what consumers stage, and tell of every tile once it lies in memory."""
+def _store(
+    place: cutlass.Constexpr,
+    shared: cutlass.Constexpr,
+    operands: cutlass.Constexpr,
+    send: cutlass.Constexpr = None,
+):
+    """Store what consumers stage, and tell of every tile once it lies in memory.
+
+    Of tiles that others have stored or sent it tells alone, and is never two behind: a barrier
+    counts arrivals of one tile.
+    """
     plan = place.plan
-    by_tma = plan.tuning.store is StoreMode.tma
+    by_tma = plan.stores_by_tma
     descriptor = None
     if cutlass.const_expr(plan.clip is Clip.per_group):
         cta, _, _ = cute.arch.block_idx()
@@ -640,9 +641,10 @@ def _store(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlas
     count = Int32(0)
     more = Boolean(True)
     while more:
-        more, first_row, valid, _, n_tile, m_tile, group_end = read_record(place, shared, count)
+        more, first_row, valid, _, n_tile, m_tile, group_end = _read_record(place, shared, count)
         if more:
-            take_record(place, shared, count)
+            if cutlass.const_expr(by_tma):
+                _take_record(place, shared, count)
             if valid > 0:
                 if cutlass.const_expr(plan.clip is Clip.per_group):
                     if group_end != known_end:
@@ -658,8 +660,12 @@ def _store(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlas
                 else:
                     for group in cutlass.range_constexpr(NUM_CONSUMERS):
                         meet_named(int(Named.written) + group * STAGING_BUFFERS)
-                if cutlass.const_expr(plan.problem.publish):
+                if cutlass.const_expr(send is not None):
+                    send.tell(place, first_row, valid, n_tile, m_tile)
+                elif cutlass.const_expr(plan.problem.publish):
                     _publish(place, valid, n_tile, m_tile)
+            if cutlass.const_expr(not by_tma):
+                _take_record(place, shared, count)
         count += 1
     if cutlass.const_expr(by_tma):
         cute.arch.cp_async_bulk_wait_group(0, read=False)
@@ -678,24 +684,27 @@ def _store_tile(
 ):
     """Store the blocks of a tile in the order in which its warpgroups stage them."""
     plan = place.plan
-    blocks = staged_blocks(plan)
     pending = Int32(-1)  # buffer that a store may still read
-    for i in cutlass.range_constexpr(len(blocks)):
-        num_rows = valid - blocks[i].row
-        if num_rows > 0:
-            buffer_idx = Int32(buffer_of(plan, blocks[i], count))
-            meet_named(int(Named.written) + buffer_idx)
-            _store_block(
-                *(place, shared, operands, descriptor, buffer_idx),
-                first_row + blocks[i].row,
-                num_rows,
-                n_tile * plan.out_tile_n + blocks[i].column,
-            )
-            if pending >= 0:
-                # All but the store just started have read their buffers.
-                cute.arch.cp_async_bulk_wait_group(1, read=True)
-                arrive_named(int(Named.read) + pending)
-            pending = buffer_idx
+    for i in cutlass.range_constexpr(plan.blocks_per_group):
+        for part in cutlass.range_constexpr(plan.out_tile_n // STAGED_COLUMNS):
+            for member in cutlass.range_constexpr(plan.groups_per_tile):
+                group = count % 2 if plan.is_ping_pong else Int32(member)
+                block = i * plan.groups_per_tile + member
+                num_rows = valid - block * BLOCK_M
+                if num_rows > 0:
+                    buffer_idx = group * STAGING_BUFFERS + plan.turn_of(i, part)
+                    meet_named(int(Named.written) + buffer_idx)
+                    _store_block(
+                        *(place, shared, operands, descriptor, buffer_idx),
+                        first_row + block * BLOCK_M,
+                        num_rows,
+                        n_tile * plan.out_tile_n + part * STAGED_COLUMNS,
+                    )
+                    if pending >= 0:
+                        # All but the store just started have read their buffers.
+                        cute.arch.cp_async_bulk_wait_group(1, read=True)
+                        arrive_named(int(Named.read) + pending)
+                    pending = buffer_idx
     cute.arch.cp_async_bulk_wait_group(0, read=True)
     arrive_named(int(Named.read) + pending)
 
@@ -714,12 +723,12 @@ def _publish(place: cutlass.Constexpr, valid: Int32, n_tile: Int32, m_tile: Int3
         m_tile * plan.num_chunks + chunk,
         Int32,
     )
-    if cutlass.const_expr(plan.tuning.store is StoreMode.tma):
+    if cutlass.const_expr(plan.stores_by_tma):
         cute.arch.cp_async_bulk_wait_group(0, read=False)
     alive = abort_word(place.table, place.rank) == 0
     if cute.arch.vote_all_sync(alive):
         with cute.arch.elect_one():
-            if cutlass.const_expr(plan.tuning.store is StoreMode.tma):
+            if cutlass.const_expr(plan.stores_by_tma):
                 release_bulk_fence(Scope.gpu)
             else:
                 release_fence(Scope.gpu)
@@ -747,7 +756,7 @@ def init_barriers(shared: cutlass.Constexpr, plan: cutlass.Constexpr, thread: In
             cute.arch.mbarrier_init(
                 shared.empty + i, WARPS_OF_GROUP * plan.groups_per_tile * cluster_m
             )
-        readers = NUM_CONSUMERS * WARPS_OF_GROUP + 1 + plan.num_store_warps
+        readers = NUM_CONSUMERS * WARPS_OF_GROUP + 1 + plan.uses_store_warp
         for i in cutlass.range_constexpr(HANDED):
             cute.arch.mbarrier_init(shared.handed + i, 1)
             cute.arch.mbarrier_init(shared.taken + i, readers * cluster_m)
@@ -791,30 +800,25 @@ def work_on_tiles(
     tiled_mma: cute.TiledMma,
     num_clusters: Int32,  # of the rank that take tiles
     finish: cutlass.Constexpr = None,  # traced for the warps that have multiplied; None: nothing
-    send: cutlass.Constexpr = None,  # with GemmProblem.sends: takes what a warpgroup stages
+    send: cutlass.Constexpr = None,  # with GemmProblem.sends: where rows go, and who is told
 ):
     """All roles of a CTA, until no tile is left. Called by all threads, behind `meet_all`."""
     plan, warp = place.plan, place.warp
-    few, many = REGISTERS_SENDING if plan.problem.sends else REGISTERS
     if warp < WARPS_OF_GROUP:
-        cute.arch.setmaxregister_decrease(few)
+        cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
         if warp == LOAD_WARP:
             _load(place, shared, operands)
-        if cutlass.const_expr(plan.problem.sends):
-            if warp == STORE_WARP or warp == SECOND_STORE_WARP:
-                take_record(place, shared, Int32(1))
-                send(warp // SECOND_STORE_WARP)
-        elif cutlass.const_expr(plan.num_store_warps > 0):
+        if cutlass.const_expr(plan.uses_store_warp):
             if warp == STORE_WARP:
                 # The record before the first tile has been read: all but the producer say so.
-                take_record(place, shared, Int32(1))
-                _store(place, shared, operands)
+                _take_record(place, shared, Int32(1))
+                _store(place, shared, operands, send)
         if warp == HAND_OUT_WARP and place.cta == 0:
             _hand_out(place, shared, num_clusters)
     else:
-        cute.arch.setmaxregister_increase(many)
-        take_record(place, shared, Int32(1))
-        _multiply(place, shared, operands, tiled_mma, warp // WARPS_OF_GROUP - 1)
+        cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
+        _take_record(place, shared, Int32(1))
+        _multiply(place, shared, operands, tiled_mma, warp // WARPS_OF_GROUP - 1, send)
         if cutlass.const_expr(finish is not None):
             finish()
     if cutlass.const_expr(plan.cluster_m > 1):

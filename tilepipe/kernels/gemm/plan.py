@@ -74,7 +74,7 @@ class GemmProblem:
     d_pitch: int | None = None
     wait: Granularity | None = None  # wait for rows before a tile's first load; None: they are here
     publish: bool = False  # tell which rows of which columns have been stored
-    sends: bool = False  # two warps send what is staged elsewhere, and tell; none stores it here
+    sends: bool = False  # warps send elsewhere what they have staged; nothing is stored here
     num_chunks: int | None = None  # pieces along N that are told apart; None: one an N tile
 
 
@@ -173,12 +173,23 @@ class KernelPlan:
         wanted = self.tuning.cuts_tail and self.tuning.walk is Walk.expert
         return wanted and self.skips_blocks and halves
 
+    def turn_of(self, i: int, part: int) -> int:
+        """Which buffer of its warpgroup takes a part of block i.
+
+        Buffers take turns through all blocks of a tile: a store gives its buffer back only once the
+        next one has started, so the next one must not need it.
+        """
+        return (i * (self.out_tile_n // STAGED_COLUMNS) + part) % STAGING_BUFFERS
+
     @property
-    def num_store_warps(self) -> int:
-        """Warps that store or publish, or send: then one for each warpgroup."""
-        if self.problem.sends:
-            return NUM_CONSUMERS
-        return int(self.tuning.store is StoreMode.tma or self.problem.publish)
+    def stores_by_tma(self) -> bool:
+        """Whether a warp stores what the others have staged."""
+        return self.tuning.store is StoreMode.tma and not self.problem.sends
+
+    @property
+    def uses_store_warp(self) -> bool:
+        """Whether a warp of its own stores or publishes."""
+        return self.stores_by_tma or self.problem.publish
 
 
 def plan_gemm(
@@ -317,11 +328,12 @@ def _check_tile(problem: GemmProblem, tuning: GemmTuning) -> None:
 def _clip_of(problem: GemmProblem, tuning: GemmTuning) -> Clip | None:
     """What ends a store at the last row of an expert."""
     clip = tuning.clip
-    if tuning.store is StoreMode.direct:
+    if tuning.store is StoreMode.direct or problem.sends:
         if clip is not None:
             raise ValueError(
-                f"clip={clip.value}: direct stores check every row and have no descriptor; leave "
-                "it out, or type store=tma"
+                f"clip={clip.value}: {'sent rows' if problem.sends else 'direct stores'} check "
+                "every row and have no descriptor; leave it out, or type store=tma"
+                f"{' and kernel.push=ctas' if problem.sends else ''}"
             )
         return None
     if problem.layout is Layout.packed and clip is Clip.whole:
@@ -347,6 +359,7 @@ def _check_hooks(problem: GemmProblem, tuning: GemmTuning) -> None:
             f"tile_m={tuning.tile_m}: semaphores stand for tiles of {problem.group_align} rows; "
             f"type tile_m={problem.group_align}, or plan with tile_m={tuning.tile_m}"
         )
+    assert problem.publish or not problem.sends, "rows are sent, and nobody tells"
     if problem.sends and tuning.store is not StoreMode.tma:
         raise ValueError(
             f"store={tuning.store.value}: kernel.push=epilogue sends rows from where tiles are "

@@ -33,7 +33,7 @@ from tilepipe.kernels.memory import LANES
 from tilepipe.kernels.overlap.entries import fused_entry
 from tilepipe.kernels.overlap.home import REDUCING_WARPS, RING_BYTES, HomePlan
 from tilepipe.kernels.overlap.pushes import push_stored
-from tilepipe.kernels.overlap.sends import send_tiles
+from tilepipe.kernels.overlap.sends import Sender
 
 __all__ = ["gemm_combine_entry"]
 
@@ -103,7 +103,7 @@ def gemm_combine_entry(plan: HomePlan) -> Any:
             if cutlass.const_expr(plan.roles is Roles.switch):
                 finish = partial(_reduce_behind, plan, near, rank, lane, ring, limit_ns)
             if cutlass.const_expr(plan.push is Push.epilogue):
-                send = partial(send_tiles, plan, place, seat.shared, near, seat.pace)
+                send = Sender(plan, near, seat.pace)
             work_on_tiles(
                 *(place, seat.shared, seat.operands(), seat.products),
                 *(seat.num_gemm_clusters, finish, send),

@@ -17,7 +17,7 @@ from tilepipe.kernels.gemm.launch import GroupedGemm, upload_tiles
 from tilepipe.kernels.gemm.plan import GemmProblem, GemmTuning, KernelPlan, plan_gemm
 from tilepipe.kernels.group import DeviceGroup
 from tilepipe.kernels.launcher import constants_of
-from tilepipe.kernels.overlap.home import HomePlan
+from tilepipe.kernels.overlap.home import HomePlan, home_gemm_bytes
 from tilepipe.kernels.overlap.launch import FusedLaunch, make_plan
 from tilepipe.kernels.overlap.plan import (
     OverlapPlan,
@@ -64,6 +64,10 @@ def plan_layer(
 ) -> KernelPlan:
     """The GEMM of the layer beside communication of a kind; `hooks` of GemmProblem."""
     settings = group.settings
+    if work == "push":
+        smem_bytes = home_gemm_bytes(settings.num_ranks)
+    else:
+        smem_bytes = gemm_bytes(constants_of(work, settings, group.shape, group.knobs))
     return plan_gemm(
         GemmProblem(
             n=layer.n,
@@ -76,7 +80,7 @@ def plan_layer(
         replace(layer.tuning, walk=settings.walk),
         num_gemm_ctas=num_gemm_ctas,
         num_sms=layer.num_sms,
-        smem_bytes=gemm_bytes(constants_of(work, settings, group.shape, group.knobs)),
+        smem_bytes=smem_bytes,
     )
 
 
