@@ -22,7 +22,7 @@ from tilepipe.report.groups import (
 from tilepipe.report.shapes import DotFigure, DotPanel, Dots, Grid, Value
 from tilepipe.report.words import NULL, caption, scaled, time_unit, told_value, work
 from tilepipe.results.accounting import COMMUNICATION
-from tilepipe.results.breakdown import lower_bound_ns
+from tilepipe.results.breakdown import home_way, lower_bound_ns
 
 __all__ = ["MAX_ROWS", "bound_ns", "overlap_figures"]
 
@@ -57,10 +57,11 @@ def overlap_figures(points: pa.Table, operation: str) -> list[DotFigure]:
 
 def bound_ns(point: Mapping[str, Row], operation: str) -> int:
     """The bound that `efficiency` is made with: the GEMM on the SMs that are left to it, where some
-    are given away, or communication, plus the reduction where combine has one; medians."""
+    are given away, or communication, plus what of the reduction none can hide; medians."""
     gemm = point.get("gemm_split", point["gemm_all"])
     reduce = int(point["reduce"]["work_ns"]) if "reduce" in point else 0
-    return lower_bound_ns(gemm["work_ns"], point[COMMUNICATION[operation]]["work_ns"], reduce)
+    comm = point[COMMUNICATION[operation]]["work_ns"]
+    return lower_bound_ns(gemm["work_ns"], comm, reduce, home_way(gemm))
 
 
 def _best(group: Group) -> Group:

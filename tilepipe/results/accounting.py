@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tilepipe.measure.stats import integer_median
 from tilepipe.records import BreakdownTerm, Point, RankRecord
-from tilepipe.results.breakdown import breakdown_terms, overlap_figures
+from tilepipe.results.breakdown import breakdown_terms, home_way, overlap_figures
 from tilepipe.results.summary import Series, rate_figures, slowest_rank
 
 __all__ = ["COMMUNICATION", "MAIN", "account"]
@@ -61,7 +61,7 @@ def account(
         named = {name: series[key] for name, key in keys if name != "gemm_split" or key in series}
         terms = breakdown_terms(point.operation, named)
         if records[0].counts["all_rows"]:  # without rows there is nothing to overlap
-            figures |= _overlap(point.operation, series)
+            figures |= _overlap(point, series)
     return terms, figures | _rates(point, records, series)
 
 
@@ -79,7 +79,8 @@ def _point_figures(point: Point, records: Sequence[RankRecord]) -> dict[str, flo
     return figures
 
 
-def _overlap(operation: str, series: Series) -> dict[str, float]:
+def _overlap(point: Point, series: Series) -> dict[str, float]:
+    kernel, workload = (point.config.get(group, {}) for group in ("kernel", "workload"))
     reduce = series.get(("reduce", "stage"))
     return overlap_figures(
         "fused",
@@ -87,8 +88,9 @@ def _overlap(operation: str, series: Series) -> dict[str, float]:
         sequential=series["sequential", "stage"],
         gemm_all=series["gemm_all", "stage"],
         gemm_split=series.get(("gemm_split", "stage")),
-        comm=series[COMMUNICATION[operation], "stage"],
+        comm=series[COMMUNICATION[point.operation], "stage"],
         reduce_ns=0 if reduce is None else int(integer_median(reduce)),
+        way=home_way({**kernel, "hidden": workload.get("hidden")}),
     )
 
 

@@ -255,7 +255,9 @@ CONTENDER_FIGURES = {
     "memory_share": ("memory_gbps over hardware.hbm_gbps; only where ranks share one GPU", "1"),
     "tflops": (f"flops per rank over {_WORK}", "1e12 flop/s"),
     "efficiency": (
-        "max(gemm_all, communication), plus reduce for combine, over fused without plan",
+        "max(GEMM on the SMs left to it, communication), plus reduce for combine, over fused "
+        "without plan; communication is left out with push=epilogue, and of reduce all but the "
+        "last chunk with walk=chunk",
         "1",
     ),
     "hidden_share": ("1 - (fused - gemm_all) / communication alone", "1"),
