@@ -136,7 +136,7 @@ class Cta:
     num_loads: Counter = field(default_factory=Counter)  # by part
     returned: Counter = field(default_factory=Counter)  # stage -> arrivals of its warps
     held: dict = field(default_factory=dict)  # (stage, part) -> what has arrived
-    named: Counter = field(default_factory=Counter)
+    named: dict = field(default_factory=dict)  # named barrier -> warps that have arrived
     over: Counter = field(default_factory=Counter)  # named barrier -> times
     staged: dict = field(default_factory=dict)  # buffer -> {warp: block}
     unread: list = field(default_factory=list)  # buffers of stores, oldest first
@@ -147,8 +147,9 @@ class Cta:
 class Engine:
     """The CTAs of one cluster, all tiles of a launch, and what has become of them."""
 
-    def __init__(self, plan, records, *, seed, text=TEXT):
-        self.plan, self.random = plan, Random(seed)
+    def __init__(self, plan, records, *, seed, text=TEXT, slow_warp=None):
+        """`slow_warp`, of each CTA, goes on only when nothing else can happen."""
+        self.plan, self.random, self.slow_warp = plan, Random(seed), slow_warp
         self.tiles = [[int(word) for word in record] for record in records]
         self.queue, self.loads, self.stored, self.told = 0, [], Counter(), Counter()
         self.ctas = [self._cta() for _ in range(plan.cluster_m)]
@@ -182,6 +183,7 @@ class Engine:
         states = {key: [warp, None] for key, warp in self._warps().items()}
         while states:
             able = [key for key, (_, asked) in states.items() if self._may_go_on(key, asked)]
+            able = [key for key in able if key[1] != self.slow_warp] or able * (not self.loads)
             if self.loads and (not able or self.random.random() < 0.3):
                 self._land(self.loads.pop(self.random.randrange(len(self.loads))))
                 continue
@@ -225,7 +227,7 @@ class Engine:
         self.arrive_named(*arguments)
         # It is over for whoever comes last.
         number, over = arguments[0], self.here.over
-        came_last = self.here.named[number] == 0
+        came_last = not self.here.named[number]
         return ("named", number, over[number] - came_last)
 
     def _may_go_on(self, key, asked):
@@ -238,9 +240,11 @@ class Engine:
 
     def arrive_named(self, number, num_threads=5 * LANES):
         here = self.here
-        here.named[number] += LANES
-        if here.named[number] == num_threads:
-            here.named[number] = 0
+        arrived = here.named.setdefault(number, set())
+        assert self.now not in arrived, "a warp is counted twice at a barrier"
+        arrived.add(self.now)
+        if len(arrived) * LANES == num_threads:
+            arrived.clear()
             here.over[number] += 1
 
     # Records.

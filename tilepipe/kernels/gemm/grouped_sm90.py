@@ -554,7 +554,9 @@ def _multiply(
                 )
                 if cutlass.const_expr(plan.problem.publish and plan.clip is None):
                     if valid > 0:
-                        arrive_named(int(Named.written) + group * STAGING_BUFFERS)
+                        # An aligned barrier counts whole warps, and lanes part where rows end.
+                        cute.arch.sync_warp()
+                        arrive_named(int(Named.written) + plan.told_at(group, count))
             ahead = stage + plan.num_k_tiles
             stage = ahead % plan.num_stages
             phase = phase ^ (ahead // plan.num_stages % 2)
@@ -621,8 +623,8 @@ def _store(
 ):
     """Store what consumers stage, and tell of every tile once it lies in memory.
 
-    Of tiles that others have stored or sent it tells alone, and is never two behind: a barrier
-    counts arrivals of one tile.
+    Of tiles that others have stored or sent it tells alone, and then takes the record: nobody gets
+    two tiles ahead.
     """
     plan = place.plan
     by_tma = plan.stores_by_tma
@@ -656,10 +658,10 @@ def _store(
                         *(count, first_row, valid, n_tile),
                     )
                 elif cutlass.const_expr(plan.is_ping_pong):
-                    meet_named(int(Named.written) + count % 2 * STAGING_BUFFERS)
+                    meet_named(int(Named.written) + plan.told_at(count % 2, count))
                 else:
                     for group in cutlass.range_constexpr(NUM_CONSUMERS):
-                        meet_named(int(Named.written) + group * STAGING_BUFFERS)
+                        meet_named(int(Named.written) + plan.told_at(group, count))
                 if cutlass.const_expr(send is not None):
                     send.tell(place, first_row, valid, n_tile, m_tile)
                 elif cutlass.const_expr(plan.problem.publish):

@@ -10,6 +10,7 @@ staging; `tile_m` is refused unless it is whole blocks of each warpgroup.
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from tilepipe.config.choices import Granularity, Layout, StoreMode, Walk
 from tilepipe.kernels.gemm.choices import (
@@ -180,6 +181,15 @@ class KernelPlan:
         next one has started, so the next one must not need it.
         """
         return (i * (self.out_tile_n // STAGED_COLUMNS) + part) % STAGING_BUFFERS
+
+    def told_at(self, group: Any, count: Any) -> Any:
+        """Which barrier says that a warpgroup has stored or sent its part of the count-th tile.
+
+        Odd and even tiles have one each: a warpgroup may be done with the next tile before the warp
+        that tells has met it for this one, and would be counted twice.
+        """
+        turn = 0 if self.is_ping_pong else count % 2  # ping_pong: a group has every second tile
+        return group * STAGING_BUFFERS + turn
 
     @property
     def stores_by_tma(self) -> bool:
