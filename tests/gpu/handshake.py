@@ -31,6 +31,12 @@ def _wait(barrier: cute.Pointer, phase: Int32):
         pass
 
 
+@cute.jit
+def _arrive(barrier: cute.Pointer, lane: Int32):
+    if lane == 0:
+        arrive(barrier, Int32(0), False)
+
+
 def handshake(how: str):
     """Host function of one launch of one CTA: `out` gets the sums of the words of every round."""
 
@@ -52,12 +58,10 @@ def handshake(how: str):
             record = records + slot * WORDS
             if warp == 0:
                 if cutlass.const_expr(how == "phases"):
-                    if count >= SLOTS:
-                        _wait(taken + slot, (count // SLOTS - 1) % 2)
+                    _wait(taken + slot, (count // SLOTS + 1) % 2)  # at first nobody has to
                 hand_word(record, lane, count + lane, 1)
                 if cutlass.const_expr(how == "phases"):
-                    if lane == 0:
-                        arrive(handed + slot, Int32(0), False)
+                    _arrive(handed + slot, lane)
             if cutlass.const_expr(how == "threads"):
                 cute.arch.sync_threads()
             if warp == 1:
@@ -70,8 +74,8 @@ def handshake(how: str):
                 cute.arch.sync_warp()
                 if lane == 0:
                     sums[count] = total
-                    if cutlass.const_expr(how == "phases"):
-                        arrive(taken + slot, Int32(0), False)
+                if cutlass.const_expr(how == "phases"):
+                    _arrive(taken + slot, lane)
             if cutlass.const_expr(how == "threads"):
                 cute.arch.sync_threads()
 
