@@ -143,6 +143,7 @@ def test_a_threshold_that_is_too_high_ends_in_a_sentence(granularity):
         (HomeGranularity.token, Slot.token_expected, r"reduce, token \d+"),
         (HomeGranularity.rank, Slot.rank_expected, r"reduce, rank 1"),
     ],
+    ids=["token", "rank"],
 )
 def test_a_threshold_at_home_that_is_too_high_ends_in_a_sentence(home_granularity, slot, role):
     home = home_case(
