@@ -9,7 +9,8 @@ each block before it is timed. FOLDER gets link_times.csv, a line as its block e
 that cross a link, of one GPU and direction, over the time of the slowest rank.
 
 Blocks differ in who sends to whom: `uniform` to all, itself included; `remote` to all others;
-`pairs` to one other rank, which sends back; `ring` to the next rank.
+`pairs` to one other rank, which sends back; `ring` to the next rank. `phases_K`: rank after rank in
+K rounds, rows that stay spread over all of them, so that each rank hears about one other at a time.
 """
 
 import argparse
@@ -46,6 +47,7 @@ from tilepipe.kernels.launcher import Knobs, Launcher
 from tilepipe.measure.contenders import run_interleaved
 from tilepipe.measure.stats import median_interval
 from tilepipe.records import Sample
+from tilepipe.schedule.packed import SLOT_BITS
 from tilepipe.workload.routing import Routing
 
 MOST_TOKENS = 16_384
@@ -62,6 +64,7 @@ class Block:
     num_tokens: int  # of a rank
     knobs: dict[str, Knobs]  # by contender
     order: Order = Order.edf
+    phases: int = 0  # rounds in which ranks are served one after the other; 0: as the order has it
     others: bool = False  # NCCL and copy engines beside
     work: str = "dispatch"
 
@@ -85,6 +88,7 @@ BLOCKS = (
     Block(pattern="uniform", num_tokens=4096, knobs=_MANY, others=True),
     Block(pattern="uniform", num_tokens=16_384, knobs=_FEW, others=True),
     Block(pattern="pairs", num_tokens=4096, knobs=_FEW, others=True),
+    *(Block(pattern="uniform", num_tokens=4096, knobs=_FEW, phases=count) for count in (1, 16)),
     Block(pattern="remote", num_tokens=4096, knobs=_FEW),
     Block(pattern="uniform", num_tokens=4096, knobs=_FENCES | _DEPTHS),
     Block(pattern="ring", num_tokens=4096, knobs=_FEW),
@@ -192,6 +196,8 @@ class Links:
             *(settings, own.shape, SIMT), watchdog_s=WATCHDOG_S, heap=own.heap, device=own.device
         )
         group.set_routing(routing)
+        if block.phases:
+            self._serve_in_phases(group, block.phases)
         tokens = torch.arange(block.num_tokens, device=own.device)
         fill_rows(group.tensor(self.rank, Slot.x), 1, self.rank, tokens)
         with self._bodies(block, group, routing) as bodies:
@@ -203,6 +209,20 @@ class Links:
             )
             group.check()
         self._write(block, samples, routing)
+
+    def _serve_in_phases(self, group: DeviceGroup, num_rounds: int) -> None:
+        """Put the sends of this rank into another order, in place."""
+        sends = group.tensor(self.rank, Slot.sends)[: group.plans[self.rank].num_sent]
+        peer = (sends[:, 1] >> SLOT_BITS).cpu().numpy()
+        due = np.zeros(len(peer))
+        for turn in range(self.num_ranks):
+            own = np.flatnonzero(peer == (self.rank + 1 + turn) % self.num_ranks)
+            due[own] = np.arange(len(own)) * num_rounds / max(len(own), 1)
+            if turn < self.num_ranks - 1:
+                whole = np.floor(due[own])
+                due[own] = whole + (turn + due[own] - whole) / (self.num_ranks - 1)
+        order = torch.from_numpy(np.argsort(due, kind="stable")).to(sends.device)
+        sends.copy_(sends[order])
 
     @contextmanager
     def _bodies(
@@ -298,6 +318,7 @@ class Links:
             int((ids // local != rank).sum()) for rank, ids in enumerate(routing.topk_idx)
         )
         label = f"{block.work}_{block.pattern}_{block.order.name}"
+        label += f"_phases_{block.phases}" * (block.phases > 0)
         path = self.folder / "link_times.csv"
         fresh = not path.exists()
         with path.open("a", newline="", encoding="utf-8") as file:
