@@ -67,7 +67,7 @@ def account(
 
 def _point_figures(point: Point, records: Sequence[RankRecord]) -> dict[str, float]:
     counts = records[0].counts
-    names = ("logical_bytes", "dedup_bytes", "wire_bytes", "flops")
+    names = ("logical_bytes", "dedup_bytes", "wire_bytes", "dedup_wire_bytes", "flops")
     figures = {name: float(counts[name]) for name in names if name in counts}
     rows = counts["all_rows"]
     if rows:
