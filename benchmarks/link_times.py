@@ -86,7 +86,9 @@ _DEPTHS = {
 }
 BLOCKS = (
     Block(pattern="uniform", num_tokens=4096, knobs=_MANY, others=True),
-    Block(pattern="uniform", num_tokens=16_384, knobs=_FEW, others=True),
+    Block(pattern="uniform", num_tokens=16_384, knobs=_MANY, others=True),
+    Block(pattern="uniform", num_tokens=16_384, knobs=_MANY, work="push"),
+    Block(pattern="uniform", num_tokens=4096, knobs=_MANY, work="push"),
     Block(pattern="pairs", num_tokens=4096, knobs=_FEW, others=True),
     *(Block(pattern="uniform", num_tokens=4096, knobs=_FEW, phases=count) for count in (1, 16)),
     Block(pattern="remote", num_tokens=4096, knobs=_FEW),
@@ -96,8 +98,6 @@ BLOCKS = (
         Block(pattern="uniform", num_tokens=4096, knobs=_FEW, order=order)
         for order in (Order.token, Order.random, Order.edf_list)
     ),
-    Block(pattern="uniform", num_tokens=4096, knobs=_MANY, work="push"),
-    Block(pattern="uniform", num_tokens=16_384, knobs=_FEW, work="push"),
     Block(pattern="uniform", num_tokens=2048, knobs=_FEW, others=True),
     Block(pattern="uniform", num_tokens=8192, knobs=_FEW, others=True),
 )
@@ -232,10 +232,11 @@ class Links:
         exchange = block.work == "dispatch"
         bodies: dict[str, list[tuple[str, Callable[[], None]]]] = {}
         opening = partial(group.open, exchange=exchange)
+        oracle = DeviceOracle(routing, rank=self.rank, device=group.device)
         for name, knobs in block.knobs.items():
             launcher = self._launcher(group, knobs)
             launcher.prepare("dispatch", block.work)
-            self._check(group, launcher, routing)
+            self._check(group, launcher, oracle)
             bodies[name] = [("plan", opening), ("stage", partial(launcher.launch, block.work))]
         if block.others:
             size = int((routing.topk_idx[self.rank] >= 0).sum()), self.config.workload.hidden
@@ -258,14 +259,13 @@ class Links:
             limit_ns=int(WATCHDOG_S * 1e9),
         )
 
-    def _check(self, group: DeviceGroup, launcher: Launcher, routing: Routing) -> None:
+    def _check(self, group: DeviceGroup, launcher: Launcher, oracle: DeviceOracle) -> None:
         """Rows of one launch, bit for bit."""
         poison(group.tensor(self.rank, Slot.recv_x))
         group.heap.barrier()
         group.open(exchange=True)
         launcher.launch("dispatch")
         group.synchronize()
-        oracle = DeviceOracle(routing, rank=self.rank, device=group.device)
         verdict = oracle.check_dispatched(
             *(1, group.tensor(self.rank, Slot.recv_x), group.plans[self.rank].layout),
             contender="dispatch",
