@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from tilepipe.config.choices import L2, Planner, Regime
-from tilepipe.config.schemas import Config, GroupedGemmKernel
+from tilepipe.config.schemas import Config, FusedKernel, GroupedGemmKernel
+from tilepipe.experiments.comm_ctas import asks_for_comm_ctas, with_comm_ctas
 from tilepipe.experiments.cuda.heap import open_heap, watchdog_s
 from tilepipe.experiments.cuda.oracle import DeviceOracle
 from tilepipe.experiments.cuda.payload import fill_rows
@@ -47,7 +48,7 @@ def knobs_of(config: Config) -> Knobs:
     kernel, launch = config.kernel, config.launch
     if isinstance(kernel, GroupedGemmKernel):
         return Knobs(num_ctas=1)  # nothing travels; gates alone are launched
-    assert isinstance(kernel.num_comm_ctas, int), "no best count to find"
+    assert isinstance(kernel.num_comm_ctas, int), "auto is resolved before"
     typed: dict[str, Any] = {
         "copy": kernel.copy,
         "num_warps": kernel.num_comm_warps,
@@ -77,13 +78,16 @@ def opened_session(config: Config, memory: Memory) -> Iterator["CudaSession"]:
 
     Raises what `draw`, `place`, `open_heap` and `DeviceGroup` raise.
     """
-    placed, knobs = placed_routing(config), knobs_of(config)
+    placed = placed_routing(config)
     settings, shape = plan_settings(config, placed), shape_of(config, placed.physical, memory)
     with open_heap(config, buffer_specs(settings, shape)) as heap:
+        if asks_for_comm_ctas(config):
+            properties = torch.cuda.get_device_properties(heap.device)
+            config = with_comm_ctas(config, placed, num_sms=properties.multi_processor_count)
         group = DeviceGroup(
             settings,
             shape,
-            knobs,
+            knobs_of(config),
             heap=heap,
             watchdog_s=watchdog_s(config),
             plans_on_device=plans_on_device(config),
@@ -239,4 +243,7 @@ class CudaSession:
             self.group.plans[rank],
             heap_bytes=self.group.heap.rank_bytes,
         )
+        kernel = self.config.kernel
+        if isinstance(kernel, FusedKernel):  # whose number may have been found here
+            counts["num_comm_ctas"] = self.group.knobs.num_ctas
         return {**counts, "windows_retaken": self.timer.num_repeated}
