@@ -5,7 +5,7 @@ Knows nothing of any one operation, of files and tables.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -206,21 +206,29 @@ class CudaSession:
             return {"stage": (start_ns, stage_ns)}
         return {"e2e": (start_ns, plan_ns + stage_ns), "plan": (start_ns, plan_ns)}
 
-    def time_apart(self, plan: Callable[[], None] | None, stage: Callable[[], None]) -> Components:
+    def time_apart(
+        self,
+        plan: Callable[[], None] | None,
+        steps: Sequence[Part],
+        least_ns: Mapping[str, int] | None = None,  # by step: what a link would take, not measured
+    ) -> Components:
         """Run and time a launch that is none of ours; its plan, if any, makes the host wait for
         the device.
 
-        The plan's window holds that wait; the stage is timed behind it, as any other.
+        The plan's window holds that wait; the steps are timed behind it, as any other stage, none
+        of them counted as less than `least_ns` has for it.
         """
         if self.config.launch.wrap is not None:
             parts: list[Part] = [] if plan is None else [("plan", plan)]
-            return self._run_wrapped([*parts, ("stage", stage)], whole=plan is not None)
+            return self._run_wrapped([*parts, *steps], whole=plan is not None)
         planned = None if plan is None else self.timer.measure_waiting(plan)
-        window = self.timer.measure([("stage", stage)])
+        window = self.timer.measure(steps)
+        least = least_ns or {}
+        stage_ns = sum(max(window[name], least.get(name, 0)) for name, _ in steps)
         if planned is None:
-            return {"stage": (window["start_ns"], window["stage"])}
+            return {"stage": (window["start_ns"], stage_ns)}
         start_ns, plan_ns = planned
-        return {"e2e": (start_ns, plan_ns + window["stage"]), "plan": planned}
+        return {"e2e": (start_ns, plan_ns + stage_ns), "plan": planned}
 
     def _run_wrapped(self, parts: Sequence[Part], *, whole: bool) -> Components:
         """Run once, for a tool to look at: what it does to times is not ours to measure."""
