@@ -123,6 +123,11 @@ class TorchLayer:
         topk_weights: torch.Tensor,  # (num_tokens, num_topk) float32, 0 where a slot is dropped
     ) -> torch.Tensor:  # (num_tokens, hidden) bf16
         """Rows back to their tokens, and the weighted sum over slots."""
+        self.bring_home(route, y)
+        return self.add_up(topk_weights)
+
+    def bring_home(self, route: Route, y: torch.Tensor) -> None:  # (num_received, hidden) bf16
+        """Every row back to its token and slot."""
         returned = y
         if self._collective is not None and route.arrange is not None:
             # As it arranged the rows that came, backwards.
@@ -130,6 +135,12 @@ class TorchLayer:
             returned = self._near[: len(route.slot)]
             self._collective.exchange(returned, self._far, route.sent, route.received)
         self._home.index_copy_(0, route.slot, returned)
+
+    def add_up(
+        self,
+        topk_weights: torch.Tensor,  # (num_tokens, num_topk) float32, 0 where a slot is dropped
+    ) -> torch.Tensor:  # (num_tokens, hidden) bf16
+        """The weighted sum over slots of rows that are home."""
         rows = self._home.view(-1, self.num_topk, self._home.shape[1])
         return self.out.copy_(torch.mul(rows, topk_weights[:, :, None]).sum(1))
 
