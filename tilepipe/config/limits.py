@@ -25,7 +25,7 @@ __all__ = [
 
 OPERATIONS_WITH_KERNELS = (
     *("dispatch", "combine", "grouped_gemm"),
-    *("dispatch_gemm", "gemm_combine"),
+    *("dispatch_gemm", "gemm_combine", "moe_layer"),
 )
 MAX_LOOPBACK_RANKS = 8  # they share one GPU
 MAX_NVSHMEM_RANKS = 32  # a lane of a warp watches each rank

@@ -25,6 +25,7 @@ from tilepipe.baselines.asked import torch_contender
 from tilepipe.baselines.collective import Collective, joined
 from tilepipe.baselines.layer import TorchLayer
 from tilepipe.config.choices import Baseline, Layout, Operation
+from tilepipe.experiments.cuda.beside_layer import BesideTorchLayer
 from tilepipe.experiments.cuda.heap import watchdog_s
 from tilepipe.experiments.cuda.payload import fill_rows
 from tilepipe.experiments.cuda.session import CudaSession
@@ -46,8 +47,9 @@ def with_baselines(trial: CudaTrial) -> Iterator[Gated]:
     if not wanted or torch_contender(config.operation, executor="cuda") is None:
         yield trial
         return
+    beside = BesideTorchLayer if config.operation is Operation.moe_layer else BesideTorch
     if heap.is_whole:
-        yield BesideTorch(trial, None)
+        yield beside(trial, None)
         return
     store, _, _ = next(rendezvous("env://"))
     with joined(
@@ -59,7 +61,7 @@ def with_baselines(trial: CudaTrial) -> Iterator[Gated]:
         give_up=lambda: None,  # whoever closes the heap tells the peers
         device=session.device,
     ) as collective:
-        yield BesideTorch(trial, collective)
+        yield beside(trial, collective)
 
 
 class BesideTorch:

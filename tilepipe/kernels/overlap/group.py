@@ -13,6 +13,7 @@ import torch
 from tilepipe.config.choices import Roles
 from tilepipe.fabric.device_heap import DeviceHeap
 from tilepipe.fabric.table import Slot, Word
+from tilepipe.kernels.gemm.choices import Epilogue
 from tilepipe.kernels.gemm.launch import GroupedGemm, upload_tiles
 from tilepipe.kernels.gemm.plan import GemmProblem, GemmTuning, KernelPlan, plan_gemm
 from tilepipe.kernels.group import DeviceGroup
@@ -49,6 +50,8 @@ class Layer:
     weights: torch.Tensor  # (experts of all ranks of this process, n, k) bf16
     tuning: GemmTuning
     num_sms: int
+    epilogue: Epilogue = Epilogue.none  # what becomes of a product before it is rounded
+    is_second: bool = False  # the second GEMM of a layer that has two
 
     @property
     def n(self) -> int:
@@ -71,6 +74,8 @@ def plan_layer(
             num_experts=settings.num_experts_per_rank,
             layout=settings.layout,
             group_align=settings.tile_m,
+            epilogue=layer.epilogue,
+            is_second=layer.is_second,
             **hooks,
         ),
         layer.tuning,
