@@ -95,6 +95,7 @@ def bind_swiglu(
             f"SwiGLU of {tuple(rows.shape)} into {tuple(out.shape)}: both without gaps, twice as "
             f"many columns as a multiple of {_VALUES}; make them so"
         )
+    kept = (rows, out)
     function = compile_swiglu(columns).function.to(torch.cuda.current_device())
     arguments = (
         *(_pointer(tensor.data_ptr()) for tensor in (rows, out)),
@@ -102,7 +103,7 @@ def bind_swiglu(
     )
 
     def launch() -> None:
-        assert rows is not None and out is not None, "memory that the launch reads and writes"
+        assert kept, "memory that the launch reads and writes"
         function(*arguments, cuda.CUstream(torch.cuda.current_stream().cuda_stream))
 
     return launch

@@ -11,7 +11,7 @@ stage only.
 Not yet run on a GPU.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
@@ -25,7 +25,6 @@ from tilepipe.baselines.asked import torch_contender
 from tilepipe.baselines.collective import Collective, joined
 from tilepipe.baselines.layer import TorchLayer
 from tilepipe.config.choices import Baseline, Layout, Operation
-from tilepipe.experiments.cuda.beside_layer import BesideTorchLayer
 from tilepipe.experiments.cuda.heap import watchdog_s
 from tilepipe.experiments.cuda.payload import fill_rows
 from tilepipe.experiments.cuda.session import CudaSession
@@ -47,7 +46,7 @@ def with_baselines(trial: CudaTrial) -> Iterator[Gated]:
     if not wanted or torch_contender(config.operation, executor="cuda") is None:
         yield trial
         return
-    beside = BesideTorchLayer if config.operation is Operation.moe_layer else BesideTorch
+    beside = _beside(config.operation)
     if heap.is_whole:
         yield beside(trial, None)
         return
@@ -62,6 +61,15 @@ def with_baselines(trial: CudaTrial) -> Iterator[Gated]:
         device=session.device,
     ) as collective:
         yield beside(trial, collective)
+
+
+def _beside(operation: Operation) -> Callable[[CudaTrial, Collective | None], Gated]:
+    if operation is not Operation.moe_layer:
+        return BesideTorch
+    # Loads the kernels of both halves: only where they run.
+    from tilepipe.experiments.cuda.beside_layer import BesideTorchLayer
+
+    return BesideTorchLayer
 
 
 class BesideTorch:
