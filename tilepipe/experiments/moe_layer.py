@@ -11,7 +11,7 @@ from tilepipe.config.schemas import Config
 from tilepipe.experiments.oracle import Oracle
 from tilepipe.experiments.session import Session, whole_launch
 from tilepipe.experiments.setting import Components, Memory
-from tilepipe.host.gemm import swiglu
+from tilepipe.host.gemm import GroupedGemm, swiglu
 from tilepipe.host.launch import Form
 from tilepipe.measure.gate import BF16_POISON, compare_exact, poison
 from tilepipe.records import Verdict
@@ -38,8 +38,12 @@ class MoeLayer:
         self.session = session
         workload = session.config.workload
         self._hidden, self._intermediate = workload.hidden, workload.intermediate
-        self._gemms = session.gemm(0, gated=True), session.gemm(1)
-        self._plain = session.gemm(0)
+        first, second, tile_n = *map(session.weights, (0, 1)), session.config.kernel.tile_n
+        self._plain = GroupedGemm(first, tile_n=tile_n)
+        self._gemms = (
+            GroupedGemm(first, tile_n=tile_n, gated=True),
+            GroupedGemm(second, tile_n=tile_n),
+        )
         self._product = session.receive_buffer(2 * workload.intermediate)
         self._h = session.receive_buffer(workload.intermediate)
         self._y = session.receive_buffer(workload.hidden)

@@ -108,9 +108,9 @@ class Session:
         }
         return [weights[expert] for expert in held]
 
-    def gemm(self, number: int = 0, *, gated: bool = False) -> GroupedGemm:
-        """A grouped GEMM over this rank's physical experts, of one or two."""
-        return GroupedGemm(self.weights(number), tile_n=self.config.kernel.tile_n, gated=gated)
+    def gemm(self) -> GroupedGemm:
+        """The grouped GEMM over this rank's physical experts."""
+        return GroupedGemm(self.weights(), tile_n=self.config.kernel.tile_n)
 
     def packed_layout(self) -> ReceiveLayout:
         """Where rows lie that this rank receives, no gaps between experts."""
