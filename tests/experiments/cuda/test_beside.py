@@ -54,12 +54,12 @@ class FakeTimer:
 
 
 @cache
-def composed(kernel, num_ranks, num_topk):
+def composed(kernel, num_ranks, num_topk, *more):
     """The container of a point on one GPU, torch beside it."""
     words = ("hardware=h200_x1", f"kernel={kernel}", "workload=tiny", "measure=quick")
     sizes = (f"workload.num_topk={num_topk}", "workload.hidden=64", "workload.intermediate=32")
     ranks = f"launch.num_ranks={num_ranks}"
-    return compose_point(*words, *sizes, ranks, "measure.baselines=[torch]").config
+    return compose_point(*words, *more, *sizes, ranks, "measure.baselines=[torch]").config
 
 
 class Session:
@@ -67,9 +67,9 @@ class Session:
 
     device = torch.device("cpu")
 
-    def __init__(self, kernel, routing):
+    def __init__(self, kernel, routing, *words):
         num_ranks = len(routing.topk_idx)
-        container = composed(kernel, num_ranks, routing.topk_idx[0].shape[1])
+        container = composed(kernel, num_ranks, routing.topk_idx[0].shape[1], *words)
         self.config, self.routing = config_from_dict(container), routing
         self.placed = assign(contiguous(routing.num_experts, num_ranks), routing)
         self.ranks = range(num_ranks)
@@ -92,8 +92,8 @@ class Session:
         columns = torch.tensor(homes, dtype=torch.int64).reshape(-1, 3)
         return torch.arange(len(homes)), *columns.T
 
-    def time_apart(self, plan, stage):
-        return CudaSession.time_apart(self, plan, stage)
+    def time_apart(self, plan, steps, least_ns=None):
+        return CudaSession.time_apart(self, plan, steps, least_ns)
 
 
 class Own:
@@ -110,8 +110,8 @@ class Own:
         return lambda contender, *rest: self.log.append((name, contender, *rest)) or []
 
 
-def beside(kernel, name):
-    trial = Own(Session(kernel, ROUTINGS[name]))
+def beside(kernel, name, *words):
+    trial = Own(Session(kernel, ROUTINGS[name], *words))
     with with_baselines(trial) as both:
         assert isinstance(both, BesideTorch)
         return trial, both
@@ -188,6 +188,44 @@ def test_the_plan_on_the_way_out_is_timed_with_its_wait_and_the_way_home_has_non
     assert dispatch.session.timer.asked == ["waiting", ["stage"]]
     assert combine.session.timer.asked == [["stage"]]
     assert windows[1] == {"stage": (200, 30)}
+
+
+def rows_of_fullest_link(routing):
+    """By looking at every slot: rows that leave a rank, or come; of one rank alone, all of them."""
+    num_ranks = len(routing.topk_idx)
+    num_local = routing.num_experts // num_ranks
+    out, into = [0] * num_ranks, [0] * num_ranks
+    for source, ids in enumerate(routing.topk_idx):
+        for expert in ids[ids >= 0].tolist():
+            owner = expert // num_local
+            if owner != source or num_ranks == 1:
+                out[source] += 1
+                into[owner] += 1
+    return max(*out, *into)
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+@pytest.mark.parametrize(
+    ("kernel", "steps"),
+    [
+        ("dispatch", ["moved"]),
+        ("combine", ["moved", "added"]),
+        ("dispatch_gemm", ["moved", "multiplied"]),
+        ("gemm_combine", ["multiplied", "moved", "added"]),
+    ],
+)
+def test_on_a_paced_link_a_copy_counts_as_what_the_link_would_take(kernel, steps, name):
+    link_ns = rows_of_fullest_link(ROUTINGS[name]) * 128 / 0.1  # rows of hidden 64
+    _, slow = beside(kernel, name, "launch.pace_gbps=0.1")
+    _, fast = beside(kernel, name, "launch.pace_gbps=10000")
+
+    windows = [both.time(both.contenders[-1]) for both in (slow, fast)]
+
+    outward = kernel in ("dispatch", "dispatch_gemm")
+    assert slow.session.timer.asked == [*["waiting"] * outward, steps]
+    stage_ns = [w["e2e"][1] - w["plan"][1] if outward else w["stage"][1] for w in windows]
+    # Each step was measured to take 30 ns.
+    assert stage_ns == [30 * (len(steps) - 1) + link_ns, 30 * len(steps)]
 
 
 def test_our_own_contenders_are_asked_as_before():

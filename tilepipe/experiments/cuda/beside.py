@@ -7,9 +7,12 @@ Windows. `plan` is torch's route, counts exchanged and the host's wait for them 
 is the work behind it, enqueued ahead of the device like that of our kernels, so that no gap between
 torch's launches lies inside; e2e is their sum. Combine and GEMM -> combine take the route of their
 dispatch and have a stage only.
+
+Where links are paced torch's copies of rows are not: they count as the longer of what they took
+and what the fullest link would take, bytes over rate. Rows of such points are marked as paced.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
@@ -29,12 +32,13 @@ from tilepipe.experiments.cuda.payload import fill_rows
 from tilepipe.experiments.cuda.session import CudaSession
 from tilepipe.experiments.cuda.trial import CudaTrial, Gated
 from tilepipe.experiments.setting import Components, plan_settings
+from tilepipe.measure.device import Part
 from tilepipe.measure.gate import BF16_POISON
 from tilepipe.records import Verdict
 from tilepipe.schedule.layout import count_rows, make_layout
-from tilepipe.workload.shapes import gemm_shape
+from tilepipe.workload.shapes import gemm_shape, logical_bytes, row_bytes, wire_bytes
 
-__all__ = ["BesideTorch", "with_baselines"]
+__all__ = ["BesideTorch", "linked_bytes", "with_baselines"]
 
 
 @contextmanager
@@ -46,8 +50,9 @@ def with_baselines(trial: CudaTrial) -> Iterator[Gated]:
     if not wanted or torch_contender(config.operation) is None:
         yield trial
         return
+    beside = _beside(config.operation)
     if heap.is_whole:
-        yield BesideTorch(trial, None)
+        yield beside(trial, None)
         return
     store, _, _ = next(rendezvous("env://"))
     with joined(
@@ -59,7 +64,16 @@ def with_baselines(trial: CudaTrial) -> Iterator[Gated]:
         give_up=lambda: None,  # whoever closes the heap tells the peers
         device=session.device,
     ) as collective:
-        yield BesideTorch(trial, collective)
+        yield beside(trial, collective)
+
+
+def _beside(operation: Operation) -> Callable[[CudaTrial, Collective | None], Gated]:
+    if operation is not Operation.moe_layer:
+        return BesideTorch
+    # Loads the kernels of both halves: only where they run.
+    from tilepipe.experiments.cuda.beside_layer import BesideTorchLayer
+
+    return BesideTorchLayer
 
 
 class BesideTorch:
@@ -150,7 +164,14 @@ class BesideTorch:
     def time(self, contender: str) -> Components:
         if contender != self._name:
             return self._trial.time(contender)
-        return self.session.time_apart(self._make_route if self._sends else None, self._work)
+        plan, pace_gbps = (
+            self._make_route if self._sends else None,
+            self.session.config.launch.pace_gbps,
+        )
+        if pace_gbps is None:
+            return self.session.time_apart(plan, [("stage", self._work)])
+        least_ns = {"moved": round(linked_bytes(self.session) / pace_gbps)}
+        return self.session.time_apart(plan, self._steps(), least_ns)
 
     def check(self, contender: str, rank: int, launch: int, stage: str) -> list[Verdict]:
         if contender != self._name:
@@ -178,17 +199,45 @@ class BesideTorch:
         self._route = self._layer.make_route(self._topk_idx)
 
     def _work(self) -> None:
-        layer, route = self._layer, self._route
+        for _, step in self._steps():
+            step()
+
+    def _steps(self) -> list[Part]:
+        """What follows the route; `moved` is what ranks on GPUs of their own would do by link."""
+        layer, weights = self._layer, self._topk_weights
+        route, inputs = self._route, self._inputs
+
+        def send() -> None:
+            layer.dispatch(route, inputs)
+
+        def multiply() -> None:
+            self._product = layer.multiply(route, layer.received if self._sends else inputs)
+
+        def bring_home() -> None:
+            by_gemm = self._operation is Operation.gemm_combine
+            layer.bring_home(route, self._product if by_gemm else inputs)
+
+        def add_up() -> None:
+            layer.add_up(weights)
+
+        moved: list[Part] = [("moved", send)]
+        if not self._sends:
+            moved = [("moved", bring_home), ("added", add_up)]
         match self._operation:
-            case Operation.dispatch:
-                layer.dispatch(route, self._inputs)
             case Operation.dispatch_gemm:
-                self._product = layer.multiply(route, layer.dispatch(route, self._inputs))
-            case Operation.combine:
-                layer.combine(route, self._inputs, self._topk_weights)
+                return [*moved, ("multiplied", multiply)]
+            case Operation.gemm_combine:
+                return [("multiplied", multiply), *moved]
             case _:
-                y = layer.multiply(route, self._inputs)
-                layer.combine(route, y, self._topk_weights)
+                return moved
+
+
+def linked_bytes(session: CudaSession) -> int:
+    """What crosses the fullest link one way; of one rank alone, all its rows."""
+    routing, workload = session.routing, session.config.workload
+    count = wire_bytes if len(routing.topk_idx) > 1 else logical_bytes
+    traffic = count(routing, row_bytes=row_bytes(workload))
+    return max(*traffic.sent_bytes, *traffic.received_bytes)
 
 
 def _weights(session: CudaSession) -> torch.Tensor | None:  # (experts here, n, k) bf16
