@@ -47,7 +47,7 @@ def test_an_unknown_word_is_refused_with_the_ones_there_are(capsys):
     assert main(["comm"]) == 2
     assert capsys.readouterr().err == (
         "comm: no kernel option: choose of dispatch, combine, grouped_gemm, dispatch_gemm, "
-        "gemm_combine; type none for all\n"
+        "gemm_combine, moe_layer; type none for all\n"
     )
 
 

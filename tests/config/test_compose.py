@@ -67,7 +67,7 @@ def test_the_last_point_of_every_sweep_composes(experiment, hardware, container,
 def test_gpu_sweeps_are_those_of_the_reference(axes):
     found = {
         name: axes(f"+experiment={name}", "hardware=h200_x8")
-        for name in ("dispatch", "combine", "dispatch_gemm", "gemm_combine")
+        for name in ("dispatch", "combine", "dispatch_gemm", "gemm_combine", "moe_layer")
     }
 
     for name in ("dispatch", "combine"):
@@ -77,6 +77,7 @@ def test_gpu_sweeps_are_those_of_the_reference(axes):
     assert found["dispatch_gemm"]["workload.num_tokens"] == TOKENS
     assert found["dispatch_gemm"]["kernel.num_comm_ctas"] == ["8", "12", "16", "24", "36"]
     assert found["gemm_combine"]["workload.num_tokens"] == TOKENS
+    assert found["moe_layer"]["workload.num_tokens"] == TOKENS
 
 
 def test_gpu_workloads_are_the_whole_layer_or_one_rank_of_it(container):
@@ -248,7 +249,9 @@ def test_loads_in_flight_are_swept_as_far_as_registers_go(container, axes):
 KNOBS = ("num_comm_warps", "num_loads", "num_stages", "stage_bytes", "flag_batch")
 
 
-@pytest.mark.parametrize("operation", ["dispatch", "combine", "dispatch_gemm", "gemm_combine"])
+@pytest.mark.parametrize(
+    "operation", ["dispatch", "combine", "dispatch_gemm", "gemm_combine", "moe_layer"]
+)
 @pytest.mark.parametrize(
     ("words", "knobs"),
     [

@@ -154,6 +154,36 @@ def test_gemm_combine_adds_the_reduction_to_the_longer_of_gemm_and_pushes():
     assert not any(key.startswith("reduce/") for key in figures)
 
 
+MOE_LAYER = {
+    ("fused", "e2e"): (12, 11),
+    ("fused", "plan"): (2, 1),
+    ("sequential", "e2e"): (16, 16),
+    ("sequential", "plan"): (1, 1),
+    ("dispatch_gemm", "stage"): (5, 5),
+    ("swiglu", "stage"): (1, 1),
+    ("gemm_combine", "stage"): (3, 3.5),
+    ("torch_layer", "e2e"): (21, 20),
+    ("torch_layer", "plan"): (1, 1),
+}
+
+
+def test_a_layer_is_told_by_its_parts_and_has_no_bound():
+    terms, figures = account(point("moe_layer"), records(MOE_LAYER))
+
+    values = {term.term: term.interval and term.interval.value / 1e6 for term in terms}
+    assert values == {
+        "e2e": 12.0,
+        "plan": 2.0,
+        "dispatch_gemm": 5.0,
+        "swiglu": 1.0,
+        "gemm_combine": 3.5,
+        "joined": 0.5,
+    }
+    assert figures["fused/speedup"] == pytest.approx(15 / 10)
+    assert figures["torch_layer/tflops"] == pytest.approx(20 / 20)
+    assert not {"fused/efficiency", "fused/hidden_share", "dispatch_gemm/tflops"} & set(figures)
+
+
 def test_without_rows_nothing_is_said_of_overlap_or_imbalance():
     counts = {**COUNTS, "all_rows": 0, "max_expert_rows": 0, "max_rank_rows": 0}
 

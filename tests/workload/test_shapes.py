@@ -15,6 +15,7 @@ from tilepipe.workload import (
     dedup_wire_bytes,
     draw,
     gemm_shape,
+    gemm_shapes,
     grouped_gemm_flops,
     logical_bytes,
     row_bytes,
@@ -109,6 +110,16 @@ def test_a_bf16_row_has_two_bytes_an_element():
 )
 def test_each_operation_has_the_gemm_of_its_half_of_the_layer(operation, expected):
     assert gemm_shape(WORKLOAD, operation) == expected
+    assert gemm_shapes(WORKLOAD, operation) == (() if expected is None else (expected,))
+
+
+def test_a_layer_has_the_gemms_of_both_halves_and_so_no_one():
+    halves = [
+        gemm_shape(WORKLOAD, half) for half in (Operation.dispatch_gemm, Operation.gemm_combine)
+    ]
+
+    assert list(gemm_shapes(WORKLOAD, Operation.moe_layer)) == halves
+    assert gemm_shape(WORKLOAD, Operation.moe_layer) is None
 
 
 def test_flops_count_a_multiply_and_an_add():

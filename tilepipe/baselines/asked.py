@@ -8,7 +8,10 @@ from importlib.util import find_spec
 
 from tilepipe.config.choices import Baseline, Operation
 
-__all__ = ["left_out", "torch_contender"]
+__all__ = ["ROUNDINGS", "left_out", "torch_contender"]
+
+# Of a value between the products of torch's layer: gate, up, silu and their product, each to bf16.
+ROUNDINGS = 4
 
 # Operation -> the contender that does it with torch.
 _TORCH = {
@@ -16,6 +19,7 @@ _TORCH = {
     Operation.combine: "torch_combine",
     Operation.dispatch_gemm: "torch_sequential",
     Operation.gemm_combine: "torch_sequential",
+    Operation.moe_layer: "torch_layer",
 }
 _DEEPEP = "https://github.com/deepseek-ai/DeepEP"
 

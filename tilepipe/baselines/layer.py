@@ -23,6 +23,9 @@ from tilepipe.baselines.collective import Collective
 
 __all__ = ["Route", "TorchLayer"]
 
+# Public since torch 2.10; before, the same function under its first name.
+_grouped_mm = getattr(F, "grouped_mm", None) or torch._grouped_mm
+
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
@@ -112,9 +115,28 @@ class TorchLayer:
     def multiply(self, route: Route, rows: torch.Tensor) -> torch.Tensor:  # (num_received, K) bf16
         """Each expert's rows times its weight: (num_received, N)."""
         assert self._weights is not None, "a layer without weights"
-        if not len(rows):  # which grouped_mm refuses
-            return rows.new_zeros(0, self._weights.shape[1])
-        return F.grouped_mm(rows, self._weights.transpose(-2, -1), offs=route.expert_ends)
+        return _multiplied(route, rows, self._weights)
+
+    def forward(
+        self,
+        route: Route,
+        x: torch.Tensor,  # (num_tokens, hidden) bf16
+        topk_weights: torch.Tensor,  # as of combine
+        second: torch.Tensor,  # (experts here, hidden, intermediate) bf16
+    ) -> torch.Tensor:  # (num_tokens, hidden) bf16
+        """The whole layer."""
+        y = self.apply_experts(route, self.dispatch(route, x), second)
+        return self.combine(route, y, topk_weights)
+
+    def apply_experts(
+        self,
+        route: Route,
+        rows: torch.Tensor,  # (num_received, hidden) bf16, by expert
+        second: torch.Tensor,  # (experts here, hidden, intermediate) bf16
+    ) -> torch.Tensor:  # (num_received, hidden) bf16
+        """Both products; of the layer's own weights the first half makes gate, the second up."""
+        gate, up = self.multiply(route, rows).chunk(2, dim=1)
+        return _multiplied(route, F.silu(gate).mul_(up), second)
 
     def combine(
         self,
@@ -149,3 +171,9 @@ class TorchLayer:
         for rows in (self.received, self._near, self._far, self.out):
             rows.view(torch.int16).fill_(value)
         self._home.view(torch.int16).index_fill_(0, route.slot, value)
+
+
+def _multiplied(route: Route, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    if not len(rows):  # which grouped_mm refuses
+        return rows.new_zeros(0, weights.shape[1])
+    return _grouped_mm(rows, weights.transpose(-2, -1), offs=route.expert_ends)

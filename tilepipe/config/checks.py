@@ -90,16 +90,13 @@ def _check_sizes(config: Config) -> None:
     workload = config.workload
     elem_bytes = _ELEM_BYTES[workload.dtype]
     keys = ["hidden"]
-    if config.operation in (
-        Operation.grouped_gemm,
-        Operation.dispatch_gemm,
-        Operation.gemm_combine,
-    ):
+    if config.operation not in (Operation.dispatch, Operation.combine):
         # The first GEMM stores rows of 2 x intermediate, the second loads rows of intermediate.
         keys.append("intermediate")
     for key in keys:
         value = getattr(workload, key)
-        doubled = key == "intermediate" and config.operation is not Operation.gemm_combine
+        halved = config.operation in (Operation.gemm_combine, Operation.moe_layer)
+        doubled = key == "intermediate" and not halved
         row_bytes = value * elem_bytes * (2 if doubled else 1)
         step = 16 * value // math.gcd(16 * value, row_bytes)
         allowed = f"rows of {row_bytes} bytes are no multiple of 16; use a multiple of {step}"

@@ -60,6 +60,7 @@ __all__ = [
     "Kernel",
     "Launch",
     "Measure",
+    "MoeLayerKernel",
     "Routing",
     "TraceRouting",
     "UniformRouting",
@@ -214,7 +215,22 @@ class GemmCombineKernel(FusedKernel):
     home_granularity: HomeGranularity = HomeGranularity.token
 
 
-Kernel = DispatchKernel | CombineKernel | GroupedGemmKernel | DispatchGemmKernel | GemmCombineKernel
+@dataclass(kw_only=True)
+class MoeLayerKernel(FusedKernel):
+    """Dispatch, both GEMMs, SwiGLU between them and combine: two fused launches in a row."""
+
+    operation: Operation = Operation.moe_layer
+    home_granularity: HomeGranularity = HomeGranularity.token
+
+
+Kernel = (
+    DispatchKernel
+    | CombineKernel
+    | GroupedGemmKernel
+    | DispatchGemmKernel
+    | GemmCombineKernel
+    | MoeLayerKernel
+)
 
 
 @dataclass(kw_only=True)
@@ -320,6 +336,7 @@ KERNELS: dict[Operation, type[Kernel]] = {
     Operation.grouped_gemm: GroupedGemmKernel,
     Operation.dispatch_gemm: DispatchGemmKernel,
     Operation.gemm_combine: GemmCombineKernel,
+    Operation.moe_layer: MoeLayerKernel,
 }
 
 

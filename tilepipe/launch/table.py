@@ -82,17 +82,26 @@ _CONTENDERS = {
     "gemm_flags": "gemm flags",
     "gemm_publish": "gemm publ.",
     "gemm_contended": "gemm cont.",
+    "dispatch_gemm": "disp. gemm",
+    "swiglu": "SwiGLU",
+    "gemm_combine": "gemm comb.",
     "unsynced": "unsynced",
     "blas_per_expert": "BLAS",
     "torch_sequential": "torch seq.",
     "torch_dispatch": "torch",
     "torch_combine": "torch",
+    "torch_layer": "torch",
     "torch_grouped_mm": "torch",
     "quack": "QuACK",
     "cublas_dense": "dense",
 }
 # Terms whose names are longer than their numbers.
-_TERMS = {"contention": "conten-\ntion", "publish_tax": "publ. tax"}
+_TERMS = {
+    "contention": "conten-\ntion",
+    "publish_tax": "publ. tax",
+    "dispatch_gemm": "dispatch\ngemm",
+    "gemm_combine": "gemm\ncombine",
+}
 _NUMBER_WIDTH = 7
 # Shown even where all points agree: without it no line says how large the point was.
 _ALWAYS = ("num_tokens_total",)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tilepipe.measure.stats import integer_median
 from tilepipe.records import BreakdownTerm, Point, RankRecord
-from tilepipe.results.breakdown import breakdown_terms, overlap_figures
+from tilepipe.results.breakdown import breakdown_terms, overlap_figures, speedup_figures
 from tilepipe.results.summary import Series, comm_ctas_of, rate_figures, slowest_rank
 
 __all__ = ["COMMUNICATION", "MAIN", "account"]
@@ -30,16 +30,26 @@ _SERIES = {
         "gemm_publish": ("gemm_publish", "stage"),
         "gemm_contended": ("gemm_contended", "stage"),
     },
+    "moe_layer": {
+        "e2e": ("fused", "e2e"),
+        "plan": ("fused", "plan"),
+        "dispatch_gemm": ("dispatch_gemm", "stage"),
+        "swiglu": ("swiglu", "stage"),
+        "gemm_combine": ("gemm_combine", "stage"),
+    },
 }
 # Operation -> contender whose time is that of the communication.
 COMMUNICATION = {"dispatch_gemm": "dispatch", "gemm_combine": "push"}
 # Operation -> the contender that it is about, where that has another name.
-MAIN = {"dispatch_gemm": "fused", "gemm_combine": "fused", "grouped_gemm": "gemm_all"}
+MAIN = {
+    **dict.fromkeys(("dispatch_gemm", "gemm_combine", "moe_layer"), "fused"),
+    "grouped_gemm": "gemm_all",
+}
 # Contenders whose time is that of moving rows; the others multiply, the fused ones do both.
 _MOVING = ("dispatch", "combine", "push", "torch_dispatch", "torch_combine")
 _MULTIPLYING = (
     *("gemm_all", "gemm_split", "blas_per_expert", "fused", "sequential"),
-    *("torch_sequential", "torch_grouped_mm", "quack", "cublas_dense"),
+    *("torch_sequential", "torch_layer", "torch_grouped_mm", "quack", "cublas_dense"),
 )
 
 
@@ -80,6 +90,9 @@ def _point_figures(point: Point, records: Sequence[RankRecord]) -> dict[str, flo
 
 
 def _overlap(operation: str, series: Series) -> dict[str, float]:
+    if operation not in COMMUNICATION:  # two launches: no one bound is theirs
+        times = {name: series[name, "stage"] for name in ("fused", "sequential")}
+        return speedup_figures("fused", **times)
     reduce = series.get(("reduce", "stage"))
     return overlap_figures(
         "fused",

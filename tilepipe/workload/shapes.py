@@ -22,6 +22,7 @@ __all__ = [
     "dedup_bytes",
     "dedup_wire_bytes",
     "gemm_shape",
+    "gemm_shapes",
     "grouped_gemm_flops",
     "logical_bytes",
     "row_bytes",
@@ -77,16 +78,26 @@ def dedup_wire_bytes(routing: Routing, *, row_bytes: int) -> Traffic:
     return _traffic(tokens, row_bytes)
 
 
-def gemm_shape(workload: Workload, operation: Operation) -> GemmShape | None:
-    """The weight an operation multiplies with; None where there is no GEMM."""
+def gemm_shapes(workload: Workload, operation: Operation) -> tuple[GemmShape, ...]:
+    """The weights an operation multiplies with, one after the other; none without a GEMM."""
+    # Gate and up lie side by side in one weight.
+    first = GemmShape(n=2 * workload.intermediate, k=workload.hidden)
+    second = GemmShape(n=workload.hidden, k=workload.intermediate)
     match operation:
         case Operation.grouped_gemm | Operation.dispatch_gemm:
-            # Gate and up lie side by side in one weight.
-            return GemmShape(n=2 * workload.intermediate, k=workload.hidden)
+            return (first,)
         case Operation.gemm_combine:
-            return GemmShape(n=workload.hidden, k=workload.intermediate)
+            return (second,)
+        case Operation.moe_layer:
+            return (first, second)
         case Operation.dispatch | Operation.combine:
-            return None
+            return ()
+
+
+def gemm_shape(workload: Workload, operation: Operation) -> GemmShape | None:
+    """The weight of an operation that has one; None where there is no GEMM, or more than one."""
+    found = gemm_shapes(workload, operation)
+    return found[0] if len(found) == 1 else None
 
 
 def grouped_gemm_flops(num_rows: int, shape: GemmShape) -> int:

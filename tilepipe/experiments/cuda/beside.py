@@ -12,7 +12,7 @@ Where links are paced torch's copies of rows are not: they count as the longer o
 and what the fullest link would take, bytes over rate. Rows of such points are marked as paced.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
@@ -38,7 +38,7 @@ from tilepipe.records import Verdict
 from tilepipe.schedule.layout import count_rows, make_layout
 from tilepipe.workload.shapes import gemm_shape, logical_bytes, row_bytes, wire_bytes
 
-__all__ = ["BesideTorch", "with_baselines"]
+__all__ = ["BesideTorch", "linked_bytes", "with_baselines"]
 
 
 @contextmanager
@@ -50,8 +50,9 @@ def with_baselines(trial: CudaTrial) -> Iterator[Gated]:
     if not wanted or torch_contender(config.operation) is None:
         yield trial
         return
+    beside = _beside(config.operation)
     if heap.is_whole:
-        yield BesideTorch(trial, None)
+        yield beside(trial, None)
         return
     store, _, _ = next(rendezvous("env://"))
     with joined(
@@ -63,7 +64,16 @@ def with_baselines(trial: CudaTrial) -> Iterator[Gated]:
         give_up=lambda: None,  # whoever closes the heap tells the peers
         device=session.device,
     ) as collective:
-        yield BesideTorch(trial, collective)
+        yield beside(trial, collective)
+
+
+def _beside(operation: Operation) -> Callable[[CudaTrial, Collective | None], Gated]:
+    if operation is not Operation.moe_layer:
+        return BesideTorch
+    # Loads the kernels of both halves: only where they run.
+    from tilepipe.experiments.cuda.beside_layer import BesideTorchLayer
+
+    return BesideTorchLayer
 
 
 class BesideTorch:
@@ -160,7 +170,7 @@ class BesideTorch:
         )
         if pace_gbps is None:
             return self.session.time_apart(plan, [("stage", self._work)])
-        least_ns = {"moved": round(self._linked_bytes / pace_gbps)}
+        least_ns = {"moved": round(linked_bytes(self.session) / pace_gbps)}
         return self.session.time_apart(plan, self._steps(), least_ns)
 
     def check(self, contender: str, rank: int, launch: int, stage: str) -> list[Verdict]:
@@ -221,13 +231,13 @@ class BesideTorch:
             case _:
                 return moved
 
-    @property
-    def _linked_bytes(self) -> int:
-        """What crosses the fullest link one way; of one rank alone, all its rows."""
-        routing, workload = self.session.routing, self.session.config.workload
-        count = wire_bytes if len(routing.topk_idx) > 1 else logical_bytes
-        traffic = count(routing, row_bytes=row_bytes(workload))
-        return max(*traffic.sent_bytes, *traffic.received_bytes)
+
+def linked_bytes(session: CudaSession) -> int:
+    """What crosses the fullest link one way; of one rank alone, all its rows."""
+    routing, workload = session.routing, session.config.workload
+    count = wire_bytes if len(routing.topk_idx) > 1 else logical_bytes
+    traffic = count(routing, row_bytes=row_bytes(workload))
+    return max(*traffic.sent_bytes, *traffic.received_bytes)
 
 
 def _weights(session: CudaSession) -> torch.Tensor | None:  # (experts here, n, k) bf16
