@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.report.made_up import fused_times, launch_of, steady
+from tests.report.made_up import fused_times, launch_of, layer_times, steady
 from tests.results.spans import two_ranks
 from tilepipe.report.ablations import ablation_grids, best_of
 from tilepipe.report.bandwidth import bandwidth_figures
@@ -171,6 +171,35 @@ def test_the_lower_bound_is_the_larger_part_and_the_reduction(store, operation, 
     assert panel.dots[0].values[0] == Value(value=1.0, low=0.97, high=1.03)
     # Sequential over fused, pair by pair, of equal rising steps.
     assert figure.numbers.rows[0][4].startswith("1.50 (1.4")
+
+
+def test_a_layer_stands_beside_the_sum_of_its_parts_and_has_no_bound(store):
+    store.add(layer_times(), operation="moe_layer")
+
+    (figure,) = overlap_figures(points_of(store), "moe_layer")
+
+    dots = figure.panels[0].dots
+    assert [middles(series.values) for series in dots] == [[1.0], [1.5], [1.05]]
+    assert dots[2].label == "its parts: dispatch → GEMM, SwiGLU, GEMM → combine"
+    assert figure.numbers.head[-3:] == ("its parts, µs", "speed-up (interval)", "fused over parts")
+    assert figure.numbers.rows[0][-1] == f"{1000 / 1050:.3f}"
+    assert "lower bound" not in f"{figure.caption} {figure.numbers.note}"
+
+
+def test_terms_of_a_layer_are_its_parts_and_what_joining_them_saves(store):
+    store.add(layer_times(), operation="moe_layer")
+
+    (figure,) = breakdown_figures(find_points(store.root).terms, "moe_layer")
+
+    found = {part.label: middles(part.values) for part in figure.parts}
+    assert found == {
+        "plan": [0.1],
+        "dispatch_gemm": [0.6],
+        "swiglu": [0.05],
+        "gemm_combine": [0.4],
+        "joined": [-0.05],
+    }
+    assert len({part.color for part in figure.parts}) == 5
 
 
 def test_of_several_cta_counts_the_one_with_the_lowest_fused_time_is_shown(store):
