@@ -7,7 +7,6 @@ without stamps. Spans are those of the stamped launch whose time is the median o
 stamps say of a breakdown's term is the median over several.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, runtime_checkable
@@ -16,11 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilepipe.experiments.cuda.session import CudaSession
-from tilepipe.fabric.table import Slot, Word
 from tilepipe.kernels.overlap.home import HomePlan
 from tilepipe.kernels.overlap.launch import BoundLaunch
-from tilepipe.kernels.spans import Stamped, dispatched, returned, spans_of_tracks
-from tilepipe.kernels.track import Track, read_tracks
+from tilepipe.kernels.overlap.stamped import (
+    clear_tracks,
+    known_of,
+    most_stamps,
+    spans_of_launch,
+    words_of,
+)
+from tilepipe.kernels.spans import Stamped
 from tilepipe.measure.stats import integer_median
 from tilepipe.records import Span
 from tilepipe.results.sms import late_ns, tail_ns
@@ -77,7 +81,7 @@ def record(trial: Recordable, launch: int) -> Recorded:
     bound, unstamped = _with_room(trial, launch), trial.fused(0)
     plain, runs = [], []
     for number in range(_NUM_PAIRS):
-        for stamps in (number % 2 == 0, number % 2 == 1):
+        for stamps in (number % 2 == 1, number % 2 == 0):  # at last with stamps
             if stamps:
                 runs.append(_run(trial, bound, launch))
             else:
@@ -87,7 +91,7 @@ def record(trial: Recordable, launch: int) -> Recorded:
     nearest = sorted(runs, key=lambda run: abs(run.stage_ns - middle))[:_NUM_READ]
     homewards = isinstance(bound.plan, HomePlan)
     term, of_spans = ("tail", tail_ns) if homewards else ("late", late_ns)
-    read = [_spans(bound, run) for run in nearest]
+    read = [spans_of_launch(run.words, bound, run.known, base_ns=run.start_ns) for run in nearest]
     told = {
         "unstamped_ns": int(integer_median(np.array(plain))),
         "stamped_ns": middle,
@@ -103,8 +107,7 @@ def _with_room(trial: Recordable, launch: int) -> BoundLaunch:
     while room <= _MAX_ROOM:
         bound = trial.fused(room)
         _time(trial, bound, launch)
-        assert bound.tracks is not None
-        most = int(bound.tracks[:, :, 0, 0].max())
+        most = most_stamps(bound)
         if 2 * most <= room:
             return bound
         room = 1 << (2 * most - 1).bit_length()
@@ -121,7 +124,7 @@ def _time(trial: Recordable, bound: BoundLaunch, launch: int) -> tuple[int, int]
     group.refresh_plan()
     trial.prepare(CONTENDER, launch)
     if bound.tracks is not None:
-        bound.tracks[:, :, 0].zero_()
+        clear_tracks(bound)
     group.heap.barrier()
     opening = partial(group.open, exchange=not isinstance(bound.plan, HomePlan))
     windows = session.timer.measure([("plan", opening), ("stage", bound)])
@@ -131,58 +134,10 @@ def _time(trial: Recordable, bound: BoundLaunch, launch: int) -> tuple[int, int]
 
 def _run(trial: Recordable, bound: BoundLaunch, launch: int) -> _Run:
     start_ns, stage_ns = _time(trial, bound, launch)
-    assert bound.tracks is not None
-    # What lies behind the longest track need not be brought here.
-    made = int(bound.tracks[:, :, 0, 0].max())
-    session = trial.session
+    group = trial.session.group
     return _Run(
         start_ns=start_ns,
         stage_ns=stage_ns,
-        words=bound.tracks[:, :, : 1 + made].cpu().numpy(),
-        known={rank: _known(session, bound, rank) for rank in session.ranks},
+        words=words_of(bound),
+        known={rank: known_of(group, bound, rank) for rank in group.ranks},
     )
-
-
-def _known(session: CudaSession, bound: BoundLaunch, rank: int) -> Stamped:
-    """What the latest launch has been told of one rank."""
-    group, fused = session.group, bound.plan
-    plan, words = group.plans[rank], group.tensor(rank, Slot.words)
-    multiplying = (4, 8) if fused.gemm.is_ping_pong else (4,)
-    stamped = partial(Stamped, plan=plan, settings=group.settings, multiplying=multiplying)
-    if not isinstance(fused, HomePlan):
-        num_first = int(words[int(Word.num_first)]) if fused.opens else 0
-        return stamped(sending=dispatched(plan), num_first=num_first)
-    units = group.tensor(rank, Slot.push_units)[: int(words[int(Word.num_units)])]
-    sending = returned(
-        *(plan, group.settings, units.cpu().numpy()),
-        num_groups=fused.num_groups,
-        by_chunk=fused.num_pieces > 1,
-    )
-    return stamped(sending=sending, homewards=True)
-
-
-def _spans(bound: BoundLaunch, run: _Run) -> dict[int, tuple[Span, ...]]:
-    """The spans of each rank; all ranks of a launch begin and end together."""
-    tracks, lost = read_tracks(run.words)
-    if lost:
-        raise RuntimeError(
-            f"{lost} stamps found no room: the launch that was recorded left twice as many as the "
-            "one before; run the point again"
-        )
-    start_ns, end_ns = min(t.start_ns for t in tracks), max(t.end_ns for t in tracks)
-    return {
-        rank: spans_of_tracks(
-            _of_rank(tracks, bound, local),
-            known,
-            base_ns=run.start_ns,
-            start_ns=start_ns,
-            end_ns=end_ns,
-        )
-        for local, (rank, known) in enumerate(run.known.items())
-    }
-
-
-def _of_rank(tracks: Sequence[Track], bound: BoundLaunch, local: int) -> list[Track]:
-    """Clusters of a launch are dealt to its ranks in turn."""
-    plan = bound.plan
-    return [t for t in tracks if t.cta // plan.cluster_m % plan.num_launch_ranks == local]
