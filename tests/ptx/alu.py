@@ -39,7 +39,13 @@ _PLAIN = {
     "min": "minimum",
     "max": "maximum",
 }
-_SPECIAL = {"%tid.x": "tid", "%ctaid.x": "ctaid", "%laneid": "laneid"}
+_SPECIAL = {
+    "%tid.x": "tid",
+    "%ctaid.x": "ctaid",
+    "%nctaid.x": "nctaid",
+    "%laneid": "laneid",
+    "%smid": "smid",
+}
 
 
 class Namer:
