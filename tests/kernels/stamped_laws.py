@@ -90,4 +90,5 @@ def most_backwards_ns(spans_of_ranks, *, homewards):
                 causes[key] = max(causes[key], span.end_ns)
             elif is_effect:
                 effects[key] = min(effects.get(key, at_ns), at_ns)
-    return max((causes[key] - at_ns for key, at_ns in effects.items() if key in causes), default=0)
+    apart = (causes[key] - at_ns for key, at_ns in effects.items() if key in causes)
+    return max(0, *apart, 0)

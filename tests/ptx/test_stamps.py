@@ -1,4 +1,4 @@
-"""Stamps of dispatch and combine on the CPU: nothing races, no bit changes, every row is told of."""
+"""Stamps of dispatch and combine on the CPU: nothing races, no bit changes, rows are told of."""
 
 from collections import Counter
 
