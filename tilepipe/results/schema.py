@@ -33,7 +33,7 @@ __all__ = [
     "TIMELINE",
 ]
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 NOT_TIMED = "not timed"
 COMPONENTS = {
@@ -256,10 +256,16 @@ CONTENDER_FIGURES = {
         "1",
     ),
     "hidden_share": ("1 - (fused - gemm_all) / communication alone", "1"),
+    "stamping_cost": ("fused launches that leave stamps over those that do not", "1"),
     "speedup": ("sequential over fused, median over iterations of the ratio", "1"),
     "speedup_low": ("lower end of the interval of speedup, its kind as interval_kind says", "1"),
     "speedup_high": ("upper end of the interval of speedup, its kind as interval_kind says", "1"),
 }
+_STAMPED = (
+    "time for which an SM that multiplies only waits for rows, their mean; from the last tile and "
+    "push to the last token; null but for points recorded on a GPU"
+)
+_STAMPED_WINDOW = "behind the barrier of stamped launches: median of several, slowest rank"
 _INTERVAL_KIND = (
     "how low and high were found: 95 % by order statistics or bootstrap, or, below six iterations, "
     "the range of what was seen"
@@ -307,6 +313,7 @@ BREAKDOWN = _table(
         _time("low_ns", "lower end of the interval"),
         _time("high_ns", "upper end of the interval"),
         _word("interval_kind", _INTERVAL_KIND, "bootstrap95", "range"),
+        _time("stamped_ns", f"late, tail by stamps: {_STAMPED}", window=_STAMPED_WINDOW),
     ],
 )
 SUMMARY = _table(
