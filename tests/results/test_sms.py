@@ -117,13 +117,13 @@ def test_of_several_ranks_the_one_that_loses_most_counts():
     assert late_ns({0: multiplying(0), 1: multiplying(0, ready_us=10)}) == 35_000
 
 
-def test_the_tail_is_what_is_reduced_behind_the_last_tile_and_the_last_push():
+def test_the_tail_is_from_the_last_tile_to_the_last_reduced_token():
     spans = [
         *lane("0.4", COMPUTE, ("tile", 0, 60, {}), ("reduce", 62, 88, {})),
         *lane("1.4", COMMUNICATION, ("send", 0, 70, {}), ("reduce", 70, 95, {})),
     ]
 
-    assert tail_ns({0: spans}) == 25_000
+    assert tail_ns({0: spans}) == 35_000
     assert tail_ns({0: multiplying(0)}) == 0
 
 

@@ -9,6 +9,11 @@ One lane of a warp writes: the number of records it keeps in shared memory, a re
 of 16 bytes into the warp's own track, and nothing is waited for. What finds no room is counted.
 
 Stamps are plain stores that nobody reads before the launch has ended, so they order nothing.
+
+What it costs (one H200, 4096 tokens of DeepSeek-V3 shapes, 15 launches each in turn, 2026-11):
+dispatch -> GEMM 0.3 %, GEMM -> combine 0.6 %. CuTe DSL has an event tracer of its own (IKET,
+4.8.1), which compiles away as well; an event of it is about as many instructions, but carries one
+number, and is brought back only by a library injected into a process under a launcher of its own.
 """
 
 from dataclasses import dataclass

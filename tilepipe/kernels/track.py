@@ -5,9 +5,10 @@ Knows nothing of CuTe and torch, and of what an item stands for: `kernels/spans.
 A warp has a track: a head, then its records in the order in which they were made. A record ends
 what its warp has done since the one before, so a warp's laps have neither gap nor overlap.
 
-Two clocks. `%globaltimer` is one for the whole GPU but goes in steps; `%clock` goes by every cycle
-but counts for its SM alone. A record has both. A line through the records of an SM tells the time
-between steps, and no time leaves the step that was read, whatever the SM's clock has done.
+Two clocks. `%globaltimer` is one for the whole GPU but goes in steps (32 ns on an H200, a
+microsecond on other GPUs); `%clock` goes by every cycle but counts for its SM alone. A record has
+both: to read them costs 5 and 2 cycles. A line through the records of an SM tells the time between
+steps, and no time leaves the step that was read, whatever the SM's clock has done.
 """
 
 from collections.abc import Sequence

@@ -262,8 +262,8 @@ CONTENDER_FIGURES = {
     "speedup_high": ("upper end of the interval of speedup, its kind as interval_kind says", "1"),
 }
 _STAMPED = (
-    "time for which an SM that multiplies only waits for rows, their mean; from the last tile and "
-    "push to the last token; null but for points recorded on a GPU"
+    "time for which an SM that multiplies only waits for rows, their mean; from the last tile to "
+    "the last token; null but for points recorded on a GPU"
 )
 _STAMPED_WINDOW = "behind the barrier of stamped launches: median of several, slowest rank"
 _INTERVAL_KIND = (

@@ -131,18 +131,15 @@ def _late_of(spans: Sequence[Span]) -> int:
 
 
 def tail_ns(spans: Mapping[int, Sequence[Span]]) -> int:
-    """GEMM -> combine: from the last tile and the last push of a rank to its last reduced token.
-
-    Of the rank with the longest; pushes count, since the launch that the breakdown takes off has
-    them too.
-    """
+    """GEMM -> combine: from the last tile of a rank to its last reduced token, of the rank with the
+    longest; 0 where nothing is reduced."""
     return max((_tail_of(found) for found in spans.values()), default=0)
 
 
 def _tail_of(spans: Sequence[Span]) -> int:
-    before = [s.end_ns for s in spans if s.kind in (SpanKind.tile, SpanKind.send)]
-    reduced = [s.end_ns for s in spans if s.kind is SpanKind.reduce]
-    return max(0, max(reduced, default=0) - max(before, default=0)) if before else 0
+    tiles = [span.end_ns for span in spans if span.kind is SpanKind.tile]
+    reduced = [span.end_ns for span in spans if span.kind is SpanKind.reduce]
+    return max(0, max(reduced) - max(tiles)) if tiles and reduced else 0
 
 
 @dataclass(frozen=True, kw_only=True)
