@@ -34,7 +34,7 @@ __all__ = ["Recordable", "Recorded", "record"]
 CONTENDER = "fused"
 _NUM_PAIRS = 15
 # Of those, the stamped ones nearest to their median from which terms are read.
-_NUM_READ = 5
+_NUM_READ = 3
 _FIRST_ROOM, _MAX_ROOM = 1 << 9, 1 << 15
 
 
