@@ -77,7 +77,7 @@ def run_job(name: str, folder: Path) -> None:
     kind = import_module(f"tilepipe.experiments.cuda.{config.operation.name}").TRIAL
     with opened_session(config, kind.memory(config)) as session:
         trial = kind(session)
-        trial.fused(512)  # compiled before the GPU is asked for
+        trial.fused(1024)  # compiled before the GPU is asked for
         with (folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             row, spans = _measured(name, config, trial)

@@ -35,7 +35,7 @@ CONTENDER = "fused"
 _NUM_PAIRS = 15
 # Of those, the stamped ones nearest to their median from which terms are read.
 _NUM_READ = 3
-_FIRST_ROOM, _MAX_ROOM = 1 << 9, 1 << 15
+_FIRST_ROOM, _MAX_ROOM = 1 << 10, 1 << 15
 
 
 @runtime_checkable
