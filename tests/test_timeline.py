@@ -137,8 +137,8 @@ def test_a_launch_on_a_gpu_is_shown_by_sm_with_what_roles_did_and_what_stamps_sa
             f"rank {rank}, 1 SMs, {told}"
             for rank in range(2)
             for told in (
-                "communication: busy 0.0 %, wait 0.0 %, copy 25.0 %, idle 75.0 %",
-                "compute: busy 60.0 %, wait 30.0 %, copy 0.0 %, idle 10.0 %",
+                "communication: idle 75.0 %, send 25.0 %",
+                "compute: tile 60.0 %, wait 30.0 %, idle 10.0 %",
             )
         ),
         "late: 0.0 us by stamps, 0.0 us [0.0, 0.0] by the breakdown: they differ by more than "

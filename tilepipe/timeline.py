@@ -140,13 +140,10 @@ def _told(recording: Recording) -> list[str]:
             continue
         for role, told in role_times(spans).items():
             length_ns = told.times.length_ns
-            shares = {
-                "busy": told.times.busy_ns,
-                "wait": told.times.wait_ns,
-                "copy": told.times.copy_ns,
-                "idle": told.times.idle_ns,
-            }
-            parts = ", ".join(f"{name} {100 * ns / length_ns:.1f} %" for name, ns in shares.items())
+            most_first = sorted(told.by_kind.items(), key=lambda kind: (-kind[1], kind[0].name))
+            parts = ", ".join(
+                f"{kind.name} {100 * ns / length_ns:.1f} %" for kind, ns in most_first
+            )
             lines.append(f"rank {rank}, {told.num_sms} SMs, {role}: {parts}")
     stamped = [term for term in recording.terms if term.stamped_ns is not None]
     fused_ns = sum(
