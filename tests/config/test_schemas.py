@@ -188,6 +188,16 @@ REFUSED = [
         "measure.l2=warm too",
     ),
     (
+        "hardware=h200_x1 kernel=combine measure.timeline=true",
+        "measure.timeline=True: on a GPU only dispatch_gemm and gemm_combine record one; leave the "
+        "key out, or type hardware=cpu",
+    ),
+    (
+        "hardware=h200_x4 kernel=dispatch_gemm measure.timeline=true",
+        "measure.timeline=True: GPUs have a clock each; type launch.fabric=loopback, or leave the "
+        "key out",
+    ),
+    (
         "hardware=h200_x1 measure.l2=null",
         "measure.l2=null: null is for the host executor; type cold or warm",
     ),
@@ -395,6 +405,7 @@ ACCEPTED = [
     "kernel=dispatch_gemm kernel.roles=switch kernel.num_comm_warps=12",
     "launch.wrap=inline launch.num_ranks=8",  # ranks that share a GPU share a process
     "kernel=grouped_gemm",
+    "kernel=gemm_combine measure.timeline=true launch.num_ranks=8",
     "hardware=h200_x1 kernel=grouped_gemm kernel.num_gemm_ctas=132 kernel.store=direct",
 ]
 

@@ -66,6 +66,7 @@ class Chosen:
     pace_gbps: float | None = None
     pace_latency_ns: int = 0
     watchdog_s: float = 2.0
+    num_stamps: int = 0
     num_sms: int | None = None  # that both roles share; None: all of them
     knobs: Mapping[str, int] = field(default_factory=dict)  # in place of those of KNOBS
 
@@ -156,6 +157,7 @@ class FusedCase:
             roles=chosen.roles,
             opens=chosen.opens,
             gates=chosen.gates,
+            num_stamps=chosen.num_stamps,
             **how,
         )
 
@@ -257,7 +259,9 @@ class HomeCase:
         self.a = torch.empty(
             chosen.num_ranks, rows, chosen.hidden, dtype=torch.bfloat16, device=self.group.device
         )
-        self.launch = fused_home_launch(self.group, self.layer, self.a, roles=chosen.roles)
+        self.launch = fused_home_launch(
+            *(self.group, self.layer, self.a), roles=chosen.roles, num_stamps=chosen.num_stamps
+        )
         self.multiply = gemm_home_launch(
             self.group, self.layer, self.a, num_gemm_ctas=ctas_alone(self.group, self.layer)
         )

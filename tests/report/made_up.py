@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tests.results.spans import two_ranks
+from tests.results.spans import sms, two_ranks
 from tilepipe.records import Outcome, Point, RankRecord, Sample, Status, Verdict
 from tilepipe.results.accounting import account
 from tilepipe.results.store import claim_folder, write_outcome
@@ -245,6 +245,13 @@ def store_everything(store):
             kernel={"order": order},
             spans=two_ranks(),
         )
+    store.add(
+        fused_times(),
+        name="recorded",
+        operation="dispatch_gemm",
+        kernel={"order": "token"},
+        spans=sms(4),
+    )
     reasons = ("rank 1: 3 of 8 values are wrong: token 5, column 7", "no GPU | here *now*")
     for order, reason in zip(("edf", "token"), reasons, strict=True):
         store.add(status=Status.incorrect, reason=reason, name="broken", kernel={"order": order})

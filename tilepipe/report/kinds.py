@@ -177,9 +177,7 @@ KINDS = (
         slug="timeline",
         title="timeline of a launch",
         make=timeline_figures,
-        needs=f"a recorded launch: {RUN} +experiment=dispatch_gemm hardware=cpu "
-        "measure.timeline=true",
-        executors=("host",),
+        needs=f"a recorded launch: {RUN} +experiment=dispatch_gemm measure.timeline=true",
     ),
 )
 _NO_POINTS = {
