@@ -26,7 +26,7 @@ import torch
 from benchmarks.beside_limit import config_of
 from benchmarks.neighbours import over_line
 from tilepipe.config.choices import Operation, Roles
-from tilepipe.experiments.cuda.layer import layer_of
+from tilepipe.experiments.cuda.layer import layers_of
 from tilepipe.experiments.cuda.oracle import poison
 from tilepipe.experiments.cuda.payload import fill_rows
 from tilepipe.experiments.cuda.session import opened_session
@@ -169,7 +169,7 @@ class Bench:
         group, device = self.session.group, self.session.device
         if self.homeward:
             self.session.exchange_homes()
-        layer = layer_of(self.session)
+        (layer,) = layers_of(self.session)
         self.layer = replace(layer, tuning=replace(layer.tuning, cluster_m=cluster_m))
         self.num_sms = layer.num_sms // num_ranks
         rows = len(group.tensor(0, Slot.y if self.homeward else Slot.recv_x))

@@ -174,6 +174,7 @@ class Links:
                 device=self.session.device,
             )
         )
+        self._of_peers: dict[int, torch.Tensor] = {}
         self._sides = [torch.cuda.Stream() for _ in range(self.num_ranks - 1)]
 
     def __enter__(self) -> "Links":
@@ -275,14 +276,12 @@ class Links:
 
     def _copy(self, peers: list[int], rows: torch.Tensor, share: int) -> None:
         """As many bytes to each peer, by copy engines, a stream each."""
-        heap: Any = self.session.group.heap
         begun = torch.cuda.Event()
         begun.record()
         size = share * rows.shape[1] * rows.element_size()
         for side, peer in zip(self._sides, peers, strict=False):
-            # The whole of the peer's memory, out of the view that is kept of it; rows there are
-            # written anew before anybody looks at them.
-            theirs = heap._abort_words[peer]._base[: self.num_ranks * size]
+            # Rows that lie there are written anew before anybody looks at them.
+            theirs = self._peer_memory(peer)[: self.num_ranks * size]
             place = self.rank * size
             side.wait_event(begun)
             with torch.cuda.stream(side):
@@ -290,6 +289,14 @@ class Links:
                     rows[:share].view(torch.uint8).flatten(), non_blocking=True
                 )
             torch.cuda.current_stream().wait_stream(side)
+
+    def _peer_memory(self, peer: int) -> torch.Tensor:  # uint8
+        """All that a peer has in symmetric memory, as this process may store there."""
+        heap: Any = self.session.group.heap
+        if peer not in self._of_peers:
+            theirs = heap._library.get_peer_tensor(heap._memory, peer)
+            self._of_peers[peer] = theirs.view(torch.uint8).flatten()
+        return self._of_peers[peer]
 
     def _time(self, parts: list[Any], number: int) -> dict[str, tuple[int, int]]:
         windows = self.session.timer.measure(parts)
