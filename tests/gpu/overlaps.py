@@ -3,7 +3,7 @@
 Imported only where there is a GPU. Knows nothing of timing and of configurations.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -66,6 +66,8 @@ class Chosen:
     pace_gbps: float | None = None
     pace_latency_ns: int = 0
     watchdog_s: float = 2.0
+    num_sms: int | None = None  # that both roles share; None: all of them
+    knobs: Mapping[str, int] = field(default_factory=dict)  # in place of those of KNOBS
 
 
 def layer_of(chosen: Chosen, device: torch.device) -> Layer:
@@ -77,8 +79,8 @@ def layer_of(chosen: Chosen, device: torch.device) -> Layer:
     for expert in range(chosen.num_experts):
         fill_rows(weights[expert], WEIGHTS_LAUNCH, expert, columns)
     weights *= weight_scale(chosen.hidden)
-    num_sms = torch.cuda.get_device_properties(device).multi_processor_count
-    return Layer(weights, chosen.tuning, num_sms)
+    all_sms = torch.cuda.get_device_properties(device).multi_processor_count
+    return Layer(weights, chosen.tuning, chosen.num_sms or all_sms)
 
 
 class FusedCase:
@@ -111,7 +113,7 @@ class FusedCase:
                 copy=chosen.copy,
                 pace_gbps=chosen.pace_gbps,
                 pace_latency_ns=chosen.pace_latency_ns,
-                **KNOBS[chosen.copy],
+                **(KNOBS[chosen.copy] | dict(chosen.knobs)),
             ),
             watchdog_s=chosen.watchdog_s,
         )
@@ -246,7 +248,7 @@ class HomeCase:
                 copy=chosen.copy,
                 pace_gbps=chosen.pace_gbps,
                 pace_latency_ns=chosen.pace_latency_ns,
-                **KNOBS[chosen.copy],
+                **(KNOBS[chosen.copy] | dict(chosen.knobs)),
             ),
             watchdog_s=chosen.watchdog_s,
         )

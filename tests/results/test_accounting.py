@@ -15,6 +15,7 @@ COUNTS = {
     "logical_bytes": 8_000_000,
     "dedup_bytes": 6_000_000,
     "wire_bytes": 4_000_000,
+    "dedup_wire_bytes": 2_000_000,
     "flops": 40_000_000_000,
 }
 
@@ -87,6 +88,7 @@ def test_dispatch_gemm_by_hand():
             "logical_bytes": 8e6,
             "dedup_bytes": 6e6,
             "wire_bytes": 4e6,
+            "dedup_wire_bytes": 2e6,
             "flops": 4e10,
             "expert_max_over_mean": 6 * 8 / 16,
             "rank_max_over_mean": 10 * 2 / 16,

@@ -21,15 +21,11 @@ _TORCH = {
     Operation.gemm_combine: "torch_sequential",
     Operation.moe_layer: "torch_layer",
 }
-# Those of the others have been written for the host alone.
-_ON_GPU = (Operation.dispatch, Operation.combine, Operation.moe_layer)
 _DEEPEP = "https://github.com/deepseek-ai/DeepEP"
 
 
-def torch_contender(operation: Operation, *, executor: str) -> str | None:
+def torch_contender(operation: Operation) -> str | None:
     """The contender that does an operation with torch; None where this version has none."""
-    if executor == "cuda" and operation not in _ON_GPU:
-        return None
     return _TORCH.get(operation)
 
 
@@ -39,7 +35,7 @@ def left_out(names: Sequence[str], operation: str, *, executor: str) -> tuple[st
     for name in names:
         if name == Baseline.deepep.name:
             sentences.append(_deepep())
-        elif torch_contender(Operation[operation], executor=executor) is None:
+        elif torch_contender(Operation[operation]) is None:
             sentences.append(
                 f"baseline torch left out: on executor {executor} this version has none for "
                 f"{operation}; drop torch from measure.baselines"

@@ -255,12 +255,10 @@ def _check_kernels(config: Config) -> None:
         return
     allowed = f"kernels hold at most {MAX_TOPK} slots of a token; lower it, or type hardware=cpu"
     require(num_topk <= MAX_TOPK, "workload.num_topk", num_topk, allowed)
-    ctas, operation = kernel.num_comm_ctas, config.operation.name
-    allowed = f"{operation} alone has no best count to find; type counts to sweep"
     if isinstance(kernel, FusedKernel):
-        allowed = f"no measured rule chooses it for {operation}; type counts to sweep"
         _check_fused(kernel)
-    require(ctas != "auto", "kernel.num_comm_ctas", ctas, allowed)
+    if kernel.num_comm_ctas == "auto":
+        _check_auto(config, kernel)
     if config.operation is Operation.combine:
         warps, most = kernel.num_comm_warps, max_combine_warps(num_topk)
         allowed = (
@@ -273,6 +271,23 @@ def _check_kernels(config: Config) -> None:
     _check_residency(config, kernel)
     if kernel.copy is Copy.tma:
         _check_bulk(config, kernel)
+
+
+def _check_auto(config: Config, kernel: CommunicationKernel) -> None:
+    """What the number of communication CTAs is chosen by."""
+    allowed = f"{config.operation.name} alone has no best count to find; type counts to sweep"
+    require(isinstance(kernel, FusedKernel), "kernel.num_comm_ctas", "auto", allowed)
+    assert kernel.copy is not None, "null is refused on a GPU"
+    hardware = config.hardware
+    needed = [f"{kernel.copy.name}_cta_gbps", "beside_gemm_share", "hbm_gbps", "reached_tflops"]
+    if config.launch.fabric is Fabric.nvshmem:
+        needed.append("reached_link_gbps")
+    missing = [f"hardware.{key}" for key in needed if getattr(hardware, key) is None]
+    allowed = (
+        f"it is chosen by {', '.join(missing)}, which hardware={hardware.name} does not tell; "
+        "type them and their sources, or counts to sweep"
+    )
+    require(not missing, "kernel.num_comm_ctas", "auto", allowed)
 
 
 def _check_planned(order: Order, num_experts: int) -> None:

@@ -47,7 +47,7 @@ class _BesideTorch:
         self._trial = trial
         config, routing = self.session.config, self.session.routing
         self._operation = config.operation
-        name = torch_contender(self._operation, executor="host")
+        name = torch_contender(self._operation)
         assert name is not None, "no such contender"
         self._name = name
         self._workload = config.workload

@@ -146,6 +146,7 @@ def counts_of(
         "logical_bytes": shapes.logical_bytes(routing, row_bytes=row_bytes).total_bytes,
         "dedup_bytes": shapes.dedup_bytes(routing, row_bytes=row_bytes).total_bytes,
         "wire_bytes": shapes.wire_bytes(routing, row_bytes=row_bytes).total_bytes,
+        "dedup_wire_bytes": shapes.dedup_wire_bytes(routing, row_bytes=row_bytes).total_bytes,
     }
     gemms = shapes.gemm_shapes(config.workload, config.operation)
     if gemms:

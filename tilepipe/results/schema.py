@@ -33,7 +33,7 @@ __all__ = [
     "TIMELINE",
 ]
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 NOT_TIMED = "not timed"
 COMPONENTS = {
@@ -232,6 +232,7 @@ _BYTES = {
     "logical_bytes": "token rows counted per (token, expert)",
     "dedup_bytes": "token rows counted per (token, receiving rank)",
     "wire_bytes": "token rows that cross a link, with loopback those that would; no self traffic",
+    "dedup_wire_bytes": "what wire_bytes would be with one copy of a token for each rank",
 }
 POINT_FIGURES = {
     "expert_max_over_mean": ("rows of the fullest expert over the mean", "1"),

@@ -12,10 +12,12 @@ import torch
 from tilepipe.baselines.asked import ROUNDINGS
 from tilepipe.baselines.collective import Collective
 from tilepipe.baselines.layer import TorchLayer
+from tilepipe.experiments.cuda.beside import linked_bytes
 from tilepipe.experiments.cuda.moe_layer import CudaMoeLayer
 from tilepipe.experiments.cuda.payload import fill_rows
 from tilepipe.experiments.cuda.trial import Gated
 from tilepipe.experiments.setting import Components
+from tilepipe.measure.device import Part
 from tilepipe.measure.gate import BF16_POISON
 from tilepipe.records import Verdict
 from tilepipe.schedule.layout import count_rows
@@ -93,7 +95,12 @@ class BesideTorchLayer:
     def time(self, contender: str) -> Components:
         if contender != _NAME:
             return self._trial.time(contender)
-        return self.session.time_apart(self._make_route, self._work)
+        pace_gbps = self.session.config.launch.pace_gbps
+        least_ns = {}
+        if pace_gbps is not None:
+            moved_ns = round(linked_bytes(self.session) / pace_gbps)
+            least_ns = {"moved": moved_ns, "returned": moved_ns}
+        return self.session.time_apart(self._make_route, self._steps(), least_ns)
 
     def check(self, contender: str, rank: int, launch: int, stage: str) -> list[Verdict]:
         if contender != _NAME:
@@ -106,5 +113,27 @@ class BesideTorchLayer:
         self._route = self._layer.make_route(self._topk_idx)
 
     def _work(self) -> None:
+        for _, step in self._steps():
+            step()
+
+    def _steps(self) -> list[Part]:
+        """What follows the route; `moved` and `returned` are what links would do."""
+        layer, route, weights = self._layer, self._route, self._topk_weights
         second = self._trial.second.weights
-        self._layer.forward(self._route, self._x, self._topk_weights, second)
+
+        def send() -> None:
+            layer.dispatch(route, self._x)
+
+        def multiply() -> None:
+            self._results = layer.apply_experts(route, layer.received, second)
+
+        def bring_home() -> None:
+            layer.bring_home(route, self._results)
+
+        def add_up() -> None:
+            layer.add_up(weights)
+
+        return [
+            *(("moved", send), ("multiplied", multiply)),
+            *(("returned", bring_home), ("added", add_up)),
+        ]
