@@ -1,7 +1,10 @@
 """A sweep ends with a row a point, a true exit code, and what was measured earlier still there."""
 
+import contextlib
 import json
 import os
+import signal
+import threading
 
 import pyarrow.parquet as pq
 import pytest
@@ -11,7 +14,6 @@ from tilepipe.config import detect
 from tilepipe.launch import driver, preflight
 from tilepipe.launch.driver import run_points
 from tilepipe.launch.ranks import RanksFailed
-from tilepipe.launch.stopping import Interrupted
 from tilepipe.records import RankRecord, Status, Verdict
 from tilepipe.results.files import StoreError
 
@@ -275,15 +277,69 @@ def test_a_point_is_run_once_however_often_it_is_listed(point, tmp_path, monkeyp
     assert len(ran) == 1
 
 
-def test_after_an_interrupt_the_points_that_ended_are_stored(point, tmp_path, monkeypatch, capsys):
-    real = driver.start_ranks
+@pytest.fixture
+def ctrl_c():
+    """Sends SIGINT as a terminal does: any thread may get it, the main one handles it."""
+    wanted, sent = threading.Semaphore(0), threading.Semaphore(0)
+
+    def send():
+        while wanted.acquire() and not done:
+            signal.raise_signal(signal.SIGINT)
+            sent.release()
+
+    def press():
+        wanted.release()
+        sent.acquire()
+
+    done = []
+    # Begun before anything could keep signals off the threads that come later.
+    thread = threading.Thread(target=send)
+    thread.start()
+    yield press
+    done.append(True)
+    wanted.release()
+    thread.join()
+
+
+def test_a_second_ctrl_c_leaves_the_summary_of_what_was_measured(
+    point, tmp_path, monkeypatch, capsys, ctrl_c
+):
+    ranks, write = driver.start_ranks, driver.write_summary
 
     def interrupted(at, **kwargs):
         if "kernel=dispatch" in at.overrides:
-            raise Interrupted("SIGINT")
-        return real(at, **kwargs)
+            ctrl_c()
+        return ranks(at, **kwargs)
+
+    def interrupted_again(*args):
+        ctrl_c()
+        return write(*args)
 
     monkeypatch.setattr(driver, "start_ranks", interrupted)
+    monkeypatch.setattr(driver, "write_summary", interrupted_again)
+
+    code = run_points([point(*TINY), point(*TINY, "kernel=dispatch")], results_dir=tmp_path)
+
+    assert code == 130
+    assert statuses(tmp_path) == ["ok"]
+    captured = capsys.readouterr()
+    assert "stopped by SIGINT: 1 of 2 points did not run" in captured.err
+    assert "summary.parquet" in captured.out
+    rows = pq.read_table(tmp_path / "tiny" / "summary.parquet").to_pylist()
+    assert {row["operation"] for row in rows} == {"dispatch_gemm"}
+
+
+def test_an_interrupt_that_a_library_swallows_ends_the_sweep_after_its_point(
+    point, tmp_path, monkeypatch, capsys
+):
+    real = driver.start_ranks
+
+    def swallows(at, **kwargs):
+        with contextlib.suppress(Exception):
+            signal.raise_signal(signal.SIGINT)
+        return real(at, **kwargs)
+
+    monkeypatch.setattr(driver, "start_ranks", swallows)
 
     code = run_points([point(*TINY), point(*TINY, "kernel=dispatch")], results_dir=tmp_path)
 
