@@ -35,7 +35,7 @@ class Status(Enum):
     timeout = "timeout"  # the wall-clock limit or a watchdog ended it
     oom = "oom"  # memory ran out: host, device, /dev/shm or disk
     skipped = "skipped"  # the machine lacks the hardware this point names
-    unsupported = "unsupported"  # this version has no code for the point
+    unsupported = "unsupported"  # the version that met it had no code for the point
 
 
 @dataclass(frozen=True, kw_only=True)

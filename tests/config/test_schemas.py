@@ -125,8 +125,22 @@ REFUSED = [
         "kernel.planner=device: the tiles of the GEMM are planned by NumPy; leave the key out",
     ),
     (
-        "hardware=h200_x1 kernel.num_comm_ctas=auto",
-        "kernel.num_comm_ctas=auto: no measured rule chooses it for dispatch_gemm; type counts to",
+        "hardware=h100_x8 kernel.num_comm_ctas=auto",
+        "kernel.num_comm_ctas=auto: it is chosen by hardware.simt_cta_gbps, "
+        "hardware.beside_gemm_share, hardware.reached_tflops, hardware.reached_link_gbps, which "
+        "hardware=h100_x8 does not tell; type them and their sources, or counts to sweep",
+    ),
+    (
+        "hardware=h200_x1 kernel.copy=tma hardware.tma_cta_gbps=null kernel.num_comm_ctas=auto",
+        "kernel.num_comm_ctas=auto: it is chosen by hardware.tma_cta_gbps, which hardware=h200_x1",
+    ),
+    (
+        "hardware=h200_x1 hardware.beside_gemm_share=1.5",
+        "hardware.beside_gemm_share=1.5: must be above 0 and at most 1, or null",
+    ),
+    (
+        "hardware=h100_x1 hardware.reached_tflops=600",
+        "hardware.reached_tflops_source=null: say where reached_tflops comes from",
     ),
     (
         "hardware=h200_x1 kernel=combine kernel.num_comm_warps=21",

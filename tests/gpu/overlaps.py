@@ -66,6 +66,7 @@ class Chosen:
     pace_gbps: float | None = None
     pace_latency_ns: int = 0
     watchdog_s: float = 2.0
+    num_sms: int | None = None  # that both roles share; None: all of them
 
 
 def layer_of(chosen: Chosen, device: torch.device) -> Layer:
@@ -77,8 +78,8 @@ def layer_of(chosen: Chosen, device: torch.device) -> Layer:
     for expert in range(chosen.num_experts):
         fill_rows(weights[expert], WEIGHTS_LAUNCH, expert, columns)
     weights *= weight_scale(chosen.hidden)
-    num_sms = torch.cuda.get_device_properties(device).multi_processor_count
-    return Layer(weights, chosen.tuning, num_sms)
+    all_sms = torch.cuda.get_device_properties(device).multi_processor_count
+    return Layer(weights, chosen.tuning, chosen.num_sms or all_sms)
 
 
 class FusedCase:

@@ -11,7 +11,7 @@ import pytest
 
 from tilepipe import validate
 from tilepipe.config import detect
-from tilepipe.launch import driver, preflight
+from tilepipe.launch import driver
 from tilepipe.launch.driver import run_points
 from tilepipe.launch.ranks import RanksFailed
 from tilepipe.records import RankRecord, Status, Verdict
@@ -128,24 +128,6 @@ def test_a_folder_of_results_that_is_shut_is_told_before_anything_runs(
     assert code == 2
     said = capsys.readouterr().err
     assert f"{tmp_path / made.name}: Permission denied: name a folder that can be written" in said
-
-
-def test_a_point_without_code_is_unsupported_and_that_is_no_error(point, tmp_path, monkeypatch):
-    monkeypatch.setattr(preflight, "_OPERATIONS", ("dispatch", "combine"))
-
-    code = run_points(
-        [point(*TINY[:2], "hardware=h200_x8", "kernel=gemm_combine")], results_dir=tmp_path
-    )
-
-    assert code == 0
-    assert rows(tmp_path) == {
-        (
-            "unsupported",
-            "gemm_combine on hardware=h200_x8: this version has GPU kernels for dispatch and "
-            f"combine only; start +experiment=dispatch, or {NO_GPU_HERE}",
-        )
-    }
-    assert validate.main([str(tmp_path)]) == 0
 
 
 @pytest.mark.parametrize(

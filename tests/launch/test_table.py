@@ -23,7 +23,7 @@ COUNTS = {
 CALM = ("gpu_idle",)
 
 
-def outcome(*words, e2e_us=1020.0, plan_us=20.0, reasons=CALM, kernel="dispatch", num_physical=32):
+def outcome(*words, e2e_us=1020.0, plan_us=20.0, reasons=CALM, kernel="dispatch", **counted):
     point = compose_point(
         "hardware=h200_x1",
         "workload=deepseek_v3_ep8_rank",
@@ -53,7 +53,7 @@ def outcome(*words, e2e_us=1020.0, plan_us=20.0, reasons=CALM, kernel="dispatch"
         reasons=reasons,
         num_samples=9,
     )
-    counts = {**COUNTS, "num_physical": num_physical}
+    counts = {**COUNTS, **counted}
     records = tuple(
         RankRecord(rank=rank, samples=samples, verdicts=(), counts=counts, clocks=clocks)
         for rank in range(4)
@@ -82,6 +82,15 @@ def test_a_dispatch_on_a_gpu_shows_its_rate_its_share_of_memory_and_that_of_a_ct
     assert found["of memory"] == ["0.783", "1.57"]
     assert "of link" not in found
     assert "mark" not in found
+
+
+def test_a_number_of_ctas_that_was_found_is_always_shown_and_says_so():
+    found = outcome("kernel.num_comm_ctas=auto", num_comm_ctas=10)
+
+    for table in (figures_table([found]), times_table([found], narrow=True)):
+        assert cells(table)["CTAs"] == ["auto: 10"]
+    assert cells(figures_table([found]))["GB/s a CTA"] == ["47"]
+    assert "CTAs" not in cells(figures_table([outcome()]))
 
 
 @pytest.mark.parametrize(

@@ -60,11 +60,13 @@ def test_rows_that_cross_a_link_are_held_against_the_link_by_wire_bytes(store):
         num_ranks=2,
         fabric="nvshmem",
         hardware={"num_gpus": 2},
-        counts={"wire_bytes": 600_000},
+        counts={"wire_bytes": 600_000, "dedup_wire_bytes": 270_000},
     )
 
     (figure,) = bandwidth_figures(points_of(store), "dispatch")
 
+    said = "the data sheet's. One copy of a token for each rank would put 55 % fewer bytes on it"
+    assert said in figure.caption
     # 600 000 bytes of two ranks in 1 000 and 500 ns.
     assert middles(figure.lines[0].y) == [300.0, 600.0]
     assert figure.y_label == "GB/s a rank, wire_bytes"

@@ -198,3 +198,31 @@ def test_figures_without_a_divisor_are_left_out():
         overlap_figures("f", fused=nothing, sequential=nothing, gemm_all=nothing, comm=nothing)
         == {}
     )
+
+
+PARTS = ("dispatch_gemm", "swiglu", "gemm_combine")
+
+
+@given(st.data())
+def test_parts_of_a_layer_and_what_is_left_add_up_to_e2e(data):
+    num_iters = data.draw(st.integers(1, 24))
+    elements = st.integers(0, 2**50)
+    series = {
+        name: data.draw(hnp.arrays(np.int64, num_iters, elements=elements))
+        for name in ("e2e", "plan", *PARTS)
+    }
+
+    terms = breakdown_terms("moe_layer", series)
+
+    values = values_of(terms)
+    assert list(values) == ["e2e", "plan", *PARTS, "joined"]
+    medians = {name: int(np.floor(np.median(series[name].astype(object)))) for name in series}
+    assert {name: values[name] for name in medians} == medians
+    assert values.pop("e2e") == sum(values.values())
+
+
+def test_a_layer_without_a_part_in_pairs_has_no_breakdown():
+    series = {name: np.full(3 + (name == "swiglu"), 5) for name in ("e2e", "plan", *PARTS)}
+
+    with pytest.raises(ValueError, match=r"'swiglu': 4.*: a breakdown needs them in pairs"):
+        breakdown_terms("moe_layer", series)

@@ -111,7 +111,7 @@ def constants_of(name: str, settings: PlanSettings, shape: Shape, knobs: Knobs) 
         "num_topk": settings.num_topk,
         "granularity": settings.granularity,
         "by_rank": settings.home_granularity is HomeGranularity.rank,
-        "num_chunks": settings.num_chunks,
+        "num_chunks": settings.homeward.num_chunks,
     }
     if name == "reduce":
         return Constants(num_warps=_REDUCE_WARPS, **rows, **group)

@@ -17,7 +17,7 @@ from tilepipe.baselines.asked import left_out
 from tilepipe.config.checks import check_same_sweep, check_sweep
 from tilepipe.config.choices import Resume
 from tilepipe.launch.dry import dry_table
-from tilepipe.launch.preflight import missing_hardware, refusal, unsupported
+from tilepipe.launch.preflight import missing_hardware, refusal
 from tilepipe.launch.ranks import RanksFailed, limit_threads, start_ranks
 from tilepipe.launch.reuse import in_order, reusable, stale_because
 from tilepipe.launch.screen import Screen
@@ -248,8 +248,6 @@ def _fault(point: Point) -> Outcome | None:
     if reason := refusal(point):
         refused = replace(point, config=_storable(point.config))
         return Outcome(point=refused, status=Status.runtime_error, reason=reason)
-    if reason := unsupported(point):
-        return Outcome(point=point, status=Status.unsupported, reason=reason)
     if reason := missing_hardware(point):
         return Outcome(point=point, status=Status.skipped, reason=reason)
     return None

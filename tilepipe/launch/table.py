@@ -82,17 +82,26 @@ _CONTENDERS = {
     "gemm_flags": "gemm flags",
     "gemm_publish": "gemm publ.",
     "gemm_contended": "gemm cont.",
+    "dispatch_gemm": "disp. gemm",
+    "swiglu": "SwiGLU",
+    "gemm_combine": "gemm comb.",
     "unsynced": "unsynced",
     "blas_per_expert": "BLAS",
     "torch_sequential": "torch seq.",
     "torch_dispatch": "torch",
     "torch_combine": "torch",
+    "torch_layer": "torch",
     "torch_grouped_mm": "torch",
     "quack": "QuACK",
     "cublas_dense": "dense",
 }
 # Terms whose names are longer than their numbers.
-_TERMS = {"contention": "conten-\ntion", "publish_tax": "publ. tax"}
+_TERMS = {
+    "contention": "conten-\ntion",
+    "publish_tax": "publ. tax",
+    "dispatch_gemm": "dispatch\ngemm",
+    "gemm_combine": "gemm\ncombine",
+}
 _NUMBER_WIDTH = 7
 # Shown even where all points agree: without it no line says how large the point was.
 _ALWAYS = ("num_tokens_total",)
@@ -151,7 +160,7 @@ def times_table(outcomes: Sequence[Outcome], *, narrow: bool) -> Table:
 
     Where it is narrow the reach is left out; it stands in summary.parquet.
     """
-    firsts = [summary_rows([outcome])[0] for outcome in outcomes]
+    firsts = [_first_row(outcome) for outcome in outcomes]
     series = [slowest_rank(outcome.records) for outcome in outcomes]
     times = [_working_times(found) for found in series]
     contenders = [name for name in _CONTENDERS if any(name in found for found in times)]
@@ -182,7 +191,7 @@ def _working_times(series: Series) -> dict[str, NDArray[np.int64]]:
 
 def figures_table(outcomes: Sequence[Outcome]) -> Table:
     """One row per point: rates and overlap of its own contender, and imbalance of the routing."""
-    mains = [_main_row(summary_rows([outcome])) for outcome in outcomes]
+    mains = [_main_row(_rows(outcome)) for outcome in outcomes]
     figures = [key for key in _FIGURES if any(row[key] is not None for row in mains)]
     unsure = "; ~: may be 1" if "speedup" in figures else ""
     table, axes = _table(f"figures{unsure}; expert, rank: max/mean rows", mains)
@@ -203,7 +212,7 @@ def figures_table(outcomes: Sequence[Outcome]) -> Table:
 def breakdown_table(outcomes: Sequence[Outcome]) -> Table:
     """Terms of the fused contender; a row's terms add up to its e2e."""
     timed = [outcome for outcome in outcomes if outcome.terms]
-    firsts = [summary_rows([outcome])[0] for outcome in timed]
+    firsts = [_first_row(outcome) for outcome in timed]
     names = _in_order(term.term for outcome in timed for term in outcome.terms)
     table, axes = _table("breakdown of fused, ms; ~: may be 0", firsts)
     for name in names:
@@ -262,6 +271,19 @@ def _shares_gpus(row: Mapping[str, Any]) -> bool:
     return bool(row["fabric"] == Fabric.nvshmem.name and row["num_ranks"] > num_gpus)
 
 
+def _rows(outcome: Outcome) -> list[dict[str, Any]]:
+    """Its rows of the summary; a number of CTAs that was found, not typed, says so."""
+    rows = summary_rows([outcome])
+    if outcome.point.config.get("kernel", {}).get("num_comm_ctas") == "auto":
+        for row in rows:
+            row["num_comm_ctas"] = f"auto: {_cell(row['num_comm_ctas'])}"
+    return rows
+
+
+def _first_row(outcome: Outcome) -> dict[str, Any]:
+    return _rows(outcome)[0]
+
+
 def _main_row(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     wanted = MAIN.get(rows[0]["operation"], rows[0]["operation"])
     return next((row for row in rows if row["contender"] == wanted), rows[0])
@@ -280,7 +302,9 @@ def _executor(row: Mapping[str, Any]) -> str:
 
 
 def _shown_axes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [axis for axis in _AXES if axis in _ALWAYS or _differs(axis, rows)]
+    found = any(isinstance(row["num_comm_ctas"], str) for row in rows)
+    always = (*_ALWAYS, *["num_comm_ctas"] * found)
+    return [axis for axis in _AXES if axis in always or _differs(axis, rows)]
 
 
 def _differs(axis: str, rows: Sequence[Mapping[str, Any]]) -> bool:

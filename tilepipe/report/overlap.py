@@ -30,21 +30,30 @@ Row = dict[str, Any]
 Point = dict[str, Row]  # contender -> row
 
 MAX_ROWS = 16
+# The operation that is measured against the sum of its parts.
+LAYER = "moe_layer"
+_PARTS = ("dispatch_gemm", "swiglu", "gemm_combine")
 _BOUND = {
     "dispatch_gemm": "lower bound max(GEMM, dispatch)",
     "gemm_combine": "lower bound max(GEMM, push) + reduce",
+    LAYER: "its parts: dispatch → GEMM, SwiGLU, GEMM → combine",
 }
 _BOUND_NOTE = "The lower bound is made of medians of the parts alone, so it has no interval"
+_PARTS_NOTE = "Parts are medians of launches of their own, added up, so they have no interval"
 _BEST_NOTE = "Of several CTA counts the one with the lowest fused time is shown"
 
 
 def overlap_figures(points: pa.Table, operation: str) -> list[DotFigure]:
-    """Fused, sequential and lower bound of each point, its best CTA count where there are more."""
+    """Fused, sequential and lower bound of each point, its best CTA count where there are more.
+
+    Of a layer the sum of its parts in place of a bound.
+    """
     rows = [row for row in ok_rows(points) if row["operation"] == operation]
     by_folder: dict[str, Point] = {}
     for row in rows:
         by_folder.setdefault(row["folder"], {})[row["contender"]] = row
-    needed = {"fused", "sequential", "gemm_all", COMMUNICATION[operation]}
+    parts = _PARTS if operation == LAYER else ("gemm_all", COMMUNICATION[operation])
+    needed = {"fused", "sequential", *parts}
     fused = [point["fused"] for point in by_folder.values() if needed <= set(point)]
     figures = []
     for group in grouped(fused, WORLD):
@@ -57,7 +66,12 @@ def overlap_figures(points: pa.Table, operation: str) -> list[DotFigure]:
 
 def bound_ns(point: Mapping[str, Row], operation: str) -> int:
     """The bound that `efficiency` is made with: the GEMM on the SMs that are left to it, where some
-    are given away, or communication, plus the reduction where combine has one; medians."""
+    are given away, or communication, plus the reduction where combine has one; medians.
+
+    Of a layer the sum of its parts.
+    """
+    if operation == LAYER:
+        return sum(int(point[name]["work_ns"]) for name in _PARTS)
     gemm = point.get("gemm_split", point["gemm_all"])
     reduce = int(point["reduce"]["work_ns"]) if "reduce" in point else 0
     return lower_bound_ns(gemm["work_ns"], point[COMMUNICATION[operation]]["work_ns"], reduce)
@@ -89,33 +103,41 @@ def _figure(
             values=tuple(scaled(ns, ns, ns, divisor) for ns in bounds_ns),
         ),
     )
-    note = f"{_BOUND_NOTE}. {_BEST_NOTE}" if is_best else _BOUND_NOTE
+    note = _PARTS_NOTE if operation == LAYER else _BOUND_NOTE
+    note = f"{note}. {_BEST_NOTE}" if is_best else note
     return DotFigure(
         slug="",
         title=titled("fused against unfused", group),
         caption=caption(group.rows, note=f"Times without plan. {note}"),
         rows=tuple(label(row, told) for row in group.rows),
         panels=(DotPanel(x_label=unit, dots=dots),),
-        numbers=_numbers(group.rows, told, dots, unit),
+        numbers=_numbers(group.rows, told, dots, unit, is_layer=operation == LAYER),
     )
 
 
-def _numbers(rows: Sequence[Row], told: Sequence[str], dots: Sequence[Dots], unit: str) -> Grid:
+def _numbers(
+    rows: Sequence[Row], told: Sequence[str], dots: Sequence[Dots], unit: str, *, is_layer: bool
+) -> Grid:
     cells = []
     for place, row in enumerate(rows):
+        fused, _, parts = (series.values[place] for series in dots)
         times = [told_value(series.values[place]) for series in dots]
-        cells.append((label(row, told), *times, _speedup(row), _share(row["efficiency"])))
+        share = row["efficiency"]
+        if is_layer and fused is not None and parts is not None and parts.value > 0:
+            share = fused.value / parts.value
+        cells.append((label(row, told), *times, _speedup(row), _share(share, is_layer)))
+    heads = ("its parts", "fused over parts") if is_layer else ("lower bound", "efficiency")
+    meaning = "" if is_layer else " efficiency: lower bound over fused."
     return Grid(
         title="",
         head=(
             "point",
-            *(f"{word}, {unit}" for word in ("fused", "sequential", "lower bound")),
+            *(f"{word}, {unit}" for word in ("fused", "sequential", heads[0])),
             "speed-up (interval)",
-            "efficiency",
+            heads[1],
         ),
         rows=tuple(cells),
-        note="speed-up: sequential over fused, pair by pair; ~: its interval holds 1. "
-        "efficiency: lower bound over fused.",
+        note=f"speed-up: sequential over fused, pair by pair; ~: its interval holds 1.{meaning}",
     )
 
 
@@ -127,5 +149,6 @@ def _speedup(row: Row) -> str:
     return f"{value.value:.2f}{unsure} ({value.low:.2f} to {value.high:.2f})"
 
 
-def _share(value: float | None) -> str:
-    return NULL if value is None else f"{value:.2f}"
+def _share(value: float | None, is_layer: bool) -> str:
+    """Of a layer with a third digit: its bar is a few percent away from 1."""
+    return NULL if value is None else f"{value:.{3 if is_layer else 2}f}"

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from tilepipe.measure.stats import integer_median
 from tilepipe.records import BreakdownTerm, Point, RankRecord
-from tilepipe.results.breakdown import breakdown_terms, overlap_figures
-from tilepipe.results.summary import Series, rate_figures, slowest_rank
+from tilepipe.results.breakdown import breakdown_terms, overlap_figures, speedup_figures
+from tilepipe.results.summary import Series, comm_ctas_of, rate_figures, slowest_rank
 
 __all__ = ["COMMUNICATION", "MAIN", "account"]
 
@@ -30,16 +30,26 @@ _SERIES = {
         "gemm_publish": ("gemm_publish", "stage"),
         "gemm_contended": ("gemm_contended", "stage"),
     },
+    "moe_layer": {
+        "e2e": ("fused", "e2e"),
+        "plan": ("fused", "plan"),
+        "dispatch_gemm": ("dispatch_gemm", "stage"),
+        "swiglu": ("swiglu", "stage"),
+        "gemm_combine": ("gemm_combine", "stage"),
+    },
 }
 # Operation -> contender whose time is that of the communication.
 COMMUNICATION = {"dispatch_gemm": "dispatch", "gemm_combine": "push"}
 # Operation -> the contender that it is about, where that has another name.
-MAIN = {"dispatch_gemm": "fused", "gemm_combine": "fused", "grouped_gemm": "gemm_all"}
+MAIN = {
+    **dict.fromkeys(("dispatch_gemm", "gemm_combine", "moe_layer"), "fused"),
+    "grouped_gemm": "gemm_all",
+}
 # Contenders whose time is that of moving rows; the others multiply, the fused ones do both.
 _MOVING = ("dispatch", "combine", "push", "torch_dispatch", "torch_combine")
 _MULTIPLYING = (
     *("gemm_all", "gemm_split", "blas_per_expert", "fused", "sequential"),
-    *("torch_sequential", "torch_grouped_mm", "quack", "cublas_dense"),
+    *("torch_sequential", "torch_layer", "torch_grouped_mm", "quack", "cublas_dense"),
 )
 
 
@@ -67,7 +77,7 @@ def account(
 
 def _point_figures(point: Point, records: Sequence[RankRecord]) -> dict[str, float]:
     counts = records[0].counts
-    names = ("logical_bytes", "dedup_bytes", "wire_bytes", "flops")
+    names = ("logical_bytes", "dedup_bytes", "wire_bytes", "dedup_wire_bytes", "flops")
     figures = {name: float(counts[name]) for name in names if name in counts}
     rows = counts["all_rows"]
     if rows:
@@ -80,6 +90,9 @@ def _point_figures(point: Point, records: Sequence[RankRecord]) -> dict[str, flo
 
 
 def _overlap(operation: str, series: Series) -> dict[str, float]:
+    if operation not in COMMUNICATION:  # two launches: no one bound is theirs
+        times = {name: series[name, "stage"] for name in ("fused", "sequential")}
+        return speedup_figures("fused", **times)
     reduce = series.get(("reduce", "stage"))
     return overlap_figures(
         "fused",
@@ -113,20 +126,20 @@ def _rates(point: Point, records: Sequence[RankRecord], series: Series) -> dict[
             all_ranks={name: counts[name] for name in names},
         )
         if point.executor == "cuda" and median_ns:
-            figures |= _shares(point, figures, contender, num_ranks=len(records))
+            figures |= _shares(point, records, figures, contender)
             figures |= _memory(point, records, contender, median_ns)
     return figures
 
 
 def _shares(
-    point: Point, figures: dict[str, float], contender: str, *, num_ranks: int
+    point: Point, records: Sequence[RankRecord], figures: dict[str, float], contender: str
 ) -> dict[str, float]:
     """A contender's rates by what a GPU gives for them: CTAs, and a link where rows cross one."""
     found: dict[str, float] = {}
     logical_gbps, wire_gbps = (figures.get(f"{contender}/{n}_gbps") for n in ("logical", "wire"))
-    num_ctas = point.config["kernel"].get("num_comm_ctas")
+    num_ctas, num_ranks = comm_ctas_of(point, records), len(records)
     of_torch = contender.startswith("torch_")  # whose kernels take as many CTAs as they like
-    if logical_gbps is not None and isinstance(num_ctas, int) and not of_torch:
+    if logical_gbps is not None and num_ctas is not None and not of_torch:
         found[f"{contender}/gbps_per_cta"] = logical_gbps / num_ctas
     link_gbps = point.config["hardware"]["link_gbps"]
     if wire_gbps and link_gbps and _num_gpus(point, num_ranks) == num_ranks > 1:

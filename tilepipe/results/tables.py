@@ -46,7 +46,7 @@ def samples_table(outcome: Outcome) -> pa.Table:
         "duration_ns": [sample.duration_ns for _, _, sample in rows],
         "num_tokens": [num_tokens for _, num_tokens, _ in rows],
     }
-    constant = {**identity(outcome.point), **point_keys(outcome.point)}
+    constant = {**identity(outcome.point), **point_keys(outcome.point, outcome.records)}
     return _table(SAMPLES, {**{k: [v] * len(rows) for k, v in constant.items()}, **varying})
 
 

@@ -3,7 +3,7 @@
 Knows nothing of configuration files; an experiment fills it in.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from tilepipe.config.choices import Granularity, HomeGranularity, Layout, Order
@@ -49,6 +49,8 @@ class PlanSettings:
     home_granularity: HomeGranularity = HomeGranularity.token
     order: Order = Order.edf
     seed: int = 0
+    # num_n_tiles and num_chunks of the second GEMM, where an operation has two; see `homeward`.
+    second_gemm: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.num_experts % self.num_ranks:
@@ -61,6 +63,14 @@ class PlanSettings:
     @property
     def num_experts_per_rank(self) -> int:
         return self.num_experts // self.num_ranks
+
+    @property
+    def homeward(self) -> "PlanSettings":
+        """Settings of the GEMM whose rows go home: of the second one, where there are two."""
+        if self.second_gemm is None:
+            return self
+        num_n_tiles, num_chunks = self.second_gemm
+        return replace(self, num_n_tiles=num_n_tiles, num_chunks=num_chunks, second_gemm=None)
 
     def chunk_of_n_tile(self, n_tile: int) -> int:
         """The chunk that output tile column `n_tile` belongs to; sizes differ by at most one."""

@@ -10,7 +10,7 @@ import torch
 
 from tilepipe.config.choices import Roles
 from tilepipe.config.schemas import Config, DispatchGemmKernel
-from tilepipe.experiments.cuda.layer import layer_of
+from tilepipe.experiments.cuda.layer import layers_of
 from tilepipe.experiments.cuda.oracle import poison
 from tilepipe.experiments.cuda.session import CudaSession
 from tilepipe.experiments.setting import Components, Memory
@@ -47,7 +47,7 @@ class CudaDispatchGemm:
         group, kernel = session.group, session.config.kernel
         assert isinstance(kernel, DispatchGemmKernel)
         assert kernel.roles is not None, "a key of the host executor"
-        self._layer = layer_of(session)
+        (self._layer,) = layers_of(session)
         rows = len(group.tensor(session.ranks[0], Slot.recv_x))
         self._out = {
             name: torch.empty(

@@ -40,6 +40,7 @@ def symmetric_bytes_of(config: Config) -> int:
         "grouped_gemm": Memory(dispatch_hidden=hidden),
         "dispatch_gemm": Memory(dispatch_hidden=hidden, spare=True),
         "gemm_combine": Memory(home_hidden=hidden, spare=True),
+        "moe_layer": Memory(dispatch_hidden=hidden, home_hidden=hidden),
     }[config.operation.name]
     placed = placed_routing(config)
     shape = shape_of(config, placed.physical, memory)

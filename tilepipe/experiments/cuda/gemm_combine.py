@@ -10,7 +10,7 @@ import torch
 
 from tilepipe.config.choices import Roles
 from tilepipe.config.schemas import Config, GemmCombineKernel
-from tilepipe.experiments.cuda.layer import layer_of
+from tilepipe.experiments.cuda.layer import layers_of
 from tilepipe.experiments.cuda.oracle import poison
 from tilepipe.experiments.cuda.payload import fill_rows
 from tilepipe.experiments.cuda.session import CudaSession
@@ -43,7 +43,8 @@ class CudaGemmCombine:
         assert isinstance(kernel, GemmCombineKernel)
         assert kernel.roles is not None, "a key of the host executor"
         session.exchange_homes()
-        self._layer = layer = layer_of(session)
+        (layer,) = layers_of(session)
+        self._layer = layer
         rows = len(group.tensor(session.ranks[0], Slot.y))
         self._a = torch.empty(
             len(session.ranks), rows, layer.k, dtype=torch.bfloat16, device=session.device

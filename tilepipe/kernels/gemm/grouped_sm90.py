@@ -183,8 +183,8 @@ def _hand_out(place: cutlass.Constexpr, shared: cutlass.Constexpr, num_clusters:
     """Claim ticket after ticket and hand the records over, a last one that says there are none."""
     plan = place.plan
     words = address(place.table, place.rank, Slot.words)
-    tiles = buffer(address(place.table, place.rank, Slot.gemm_tiles), Int32)
-    num_tickets = buffer(words, Int32)[int(Word.num_gemm_tiles)] * plan.num_n_tiles
+    tiles = buffer(address(place.table, place.rank, plan.tiles_slot), Int32)
+    num_tickets = buffer(words, Int32)[int(plan.tiles_word)] * plan.num_n_tiles
     count = Int32(0)
     more = Boolean(True)
     while more:

@@ -16,7 +16,7 @@ from cutlass.cute.runtime import make_fake_stream, make_ptr
 
 from tilepipe.fabric.device_heap import DeviceHeap
 from tilepipe.fabric.host import ArraySpec
-from tilepipe.fabric.table import NUM_WORDS, Slot, Word
+from tilepipe.fabric.table import NUM_WORDS, Slot
 from tilepipe.kernels.compile import Code, compile_code
 from tilepipe.kernels.gemm.choices import Epilogue, Major
 from tilepipe.kernels.gemm.grouped_sm90 import NUM_THREADS, gemm_entry
@@ -89,8 +89,8 @@ def upload_tiles(
         raster_m=plan.tuning.raster_m,
         plan_tile_m=plan.problem.group_align,
     )
-    heap.fill(rank, Slot.gemm_tiles, records)
-    heap.tensor(rank, Slot.words)[int(Word.num_gemm_tiles)] = len(records)
+    heap.fill(rank, plan.tiles_slot, records)
+    heap.tensor(rank, Slot.words)[int(plan.tiles_word)] = len(records)
     return records
 
 

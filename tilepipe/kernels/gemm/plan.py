@@ -12,6 +12,7 @@ staging; `tile_m` is refused unless it is whole blocks of each warpgroup.
 from dataclasses import dataclass, field
 
 from tilepipe.config.choices import Granularity, Layout, StoreMode
+from tilepipe.fabric.table import Slot, Word
 from tilepipe.kernels.gemm.choices import (
     Clip,
     Consumers,
@@ -75,6 +76,7 @@ class GemmProblem:
     wait: Granularity | None = None  # wait for rows before a tile's first load; None: they are here
     publish: bool = False  # tell which rows of which columns have been stored
     num_chunks: int | None = None  # pieces along N that are told apart; None: one an N tile
+    is_second: bool = False  # of the two of a layer: its tiles are the rank's second list
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +120,16 @@ class KernelPlan:
     def __post_init__(self) -> None:
         for name in ("tile_m", "tile_n", "cluster_m"):
             object.__setattr__(self, name, getattr(self.tuning, name))
+
+    @property
+    def tiles_slot(self) -> Slot:
+        """Where the records of the cluster tiles lie."""
+        return Slot.second_tiles if self.problem.is_second else Slot.gemm_tiles
+
+    @property
+    def tiles_word(self) -> Word:
+        """Where their number stands."""
+        return Word.num_second_tiles if self.problem.is_second else Word.num_gemm_tiles
 
     @property
     def is_ping_pong(self) -> bool:

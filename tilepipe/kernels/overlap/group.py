@@ -12,12 +12,13 @@ import torch
 
 from tilepipe.config.choices import Roles
 from tilepipe.fabric.device_heap import DeviceHeap
-from tilepipe.fabric.table import Slot, Word
+from tilepipe.fabric.table import NUM_SLOTS, Slot, Word
+from tilepipe.kernels.gemm.choices import Epilogue
 from tilepipe.kernels.gemm.launch import GroupedGemm, upload_tiles
 from tilepipe.kernels.gemm.plan import GemmProblem, GemmTuning, KernelPlan, plan_gemm
 from tilepipe.kernels.group import DeviceGroup
 from tilepipe.kernels.launcher import constants_of
-from tilepipe.kernels.overlap.home import HomePlan
+from tilepipe.kernels.overlap.home import HomePlan, home_gemm_bytes
 from tilepipe.kernels.overlap.launch import FusedLaunch, make_plan
 from tilepipe.kernels.overlap.plan import (
     OverlapPlan,
@@ -49,6 +50,8 @@ class Layer:
     weights: torch.Tensor  # (experts of all ranks of this process, n, k) bf16
     tuning: GemmTuning
     num_sms: int
+    epilogue: Epilogue = Epilogue.none  # what becomes of a product before it is rounded
+    is_second: bool = False  # the second GEMM of a layer that has two
 
     @property
     def n(self) -> int:
@@ -64,6 +67,10 @@ def plan_layer(
 ) -> KernelPlan:
     """The GEMM of the layer beside communication of a kind; `hooks` of GemmProblem."""
     settings = group.settings
+    if work == "push":
+        room = home_gemm_bytes(settings.num_ranks, NUM_SLOTS)
+    else:
+        room = gemm_bytes(constants_of(work, settings, group.shape, group.knobs))
     return plan_gemm(
         GemmProblem(
             n=layer.n,
@@ -71,12 +78,14 @@ def plan_layer(
             num_experts=settings.num_experts_per_rank,
             layout=settings.layout,
             group_align=settings.tile_m,
+            epilogue=layer.epilogue,
+            is_second=layer.is_second,
             **hooks,
         ),
         layer.tuning,
         num_gemm_ctas=num_gemm_ctas,
         num_sms=layer.num_sms,
-        smem_bytes=gemm_bytes(constants_of(work, settings, group.shape, group.knobs)),
+        smem_bytes=room,
     )
 
 

@@ -17,11 +17,18 @@ from numpy.typing import NDArray
 from tilepipe.config.choices import Copy, Granularity, Roles
 from tilepipe.config.limits import FUSED_WARPS, SHARED_BYTES
 from tilepipe.kernels.constants import Constants
-from tilepipe.kernels.gemm.plan import KernelPlan
+from tilepipe.kernels.gemm.plan import BESIDE_RINGS_BYTES, KernelPlan
 from tilepipe.kernels.gemm.tiles import TileWord, place_of_ticket
 from tilepipe.schedule.layout import ReceiveLayout
 
-__all__ = ["REDUCING_WARPS", "RING_BYTES", "HomePlan", "order_units", "plan_home_launch"]
+__all__ = [
+    "REDUCING_WARPS",
+    "RING_BYTES",
+    "HomePlan",
+    "home_gemm_bytes",
+    "order_units",
+    "plan_home_launch",
+]
 
 # The warps that multiply, or move rows in bulk; each has a ring, in which it later reduces.
 REDUCING_WARPS = 8
@@ -97,12 +104,11 @@ def plan_home_launch(
             f"workload.hidden: pieces of {piece_bytes} bytes do not fit a warp's ring of "
             f"{RING_BYTES}; type kernel.copy=simt, or kernel.granularity=tile"
         )
-    own = room + gemm.staging_bytes + 3 * _ALIGN
-    own += -(-constants.num_ranks * table_slots * 8 // _ALIGN) * _ALIGN
+    own = room + gemm.staging_bytes + _beside_bytes(constants.num_ranks, table_slots)
     if own > SHARED_BYTES:
         raise ValueError(
             f"num_stages={gemm.num_stages}: a fused CTA needs {own} bytes of shared memory, and an "
-            f"SM has {SHARED_BYTES}; plan the GEMM with gemm_bytes"
+            f"SM has {SHARED_BYTES}; plan the GEMM with home_gemm_bytes"
         )
     return HomePlan(
         gemm=replace(gemm, num_gemm_ctas=gemm.cluster_m, workspace_bytes=0),
@@ -118,6 +124,16 @@ def plan_home_launch(
         group_rows=group_rows,
         smem_bytes=own,
     )
+
+
+def _beside_bytes(num_ranks: int, table_slots: int) -> int:
+    """Shared memory beside operands and staging: barriers, records, addresses of all ranks."""
+    return 3 * _ALIGN + -(-num_ranks * table_slots * 8 // _ALIGN) * _ALIGN
+
+
+def home_gemm_bytes(num_ranks: int, table_slots: int) -> int:
+    """Shared memory to plan the GEMM of such a launch for, so that all else fits beside it."""
+    return SHARED_BYTES - max(0, _beside_bytes(num_ranks, table_slots) - BESIDE_RINGS_BYTES)
 
 
 def order_units(

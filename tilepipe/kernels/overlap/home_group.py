@@ -28,7 +28,7 @@ __all__ = ["fused_home_launch", "gemm_home_launch", "upload_home"]
 
 
 def _plan(group: DeviceGroup, layer: Layer, *, publish: bool, num_gemm_ctas: int) -> KernelPlan:
-    hooks = {"publish": publish, "num_chunks": group.settings.num_chunks}
+    hooks = {"publish": publish, "num_chunks": group.settings.homeward.num_chunks}
     return plan_layer(group, layer, "push", num_gemm_ctas=num_gemm_ctas, **hooks)
 
 
