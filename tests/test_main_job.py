@@ -226,7 +226,7 @@ def test_numbers_that_no_table_holds_are_refused_and_the_other_points_run(tmp_pa
     )
 
     rows = summary(tmp_path, "dispatch")
-    refused = [row["reason"] for row in rows if row["status"] == "runtime_error"]
+    refused = [row["reason"] for row in rows if row["status"] == "refused"]
     assert done.returncode == 1
     assert [row["reason"] for row in rows if row["status"] == "ok"] == [""] * (len(rows) - 7)
     assert len(refused) == 7

@@ -41,29 +41,43 @@ def test_good_points_leave_valid_files_and_exit_code_0(point, tmp_path, capsys):
     assert "2 points valid, 0 faults" in out
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (("workload.num_experts=9",), "workload.num_experts=9: must be a multiple of"),
-        (("workload.num_topk=99",), "workload.num_topk=99: must be at most"),
-        (("workload.hidden=1001",), "workload.hidden=1001: "),
-        (("kernel.copy=tma",), "kernel.copy=tma: the host executor has no copies"),
-        (("kernel.num_comm_ctas=8",), "kernel.num_comm_ctas=8: the host executor has no CTAs"),
-        (("routing=trace", "routing.path=/nowhere.jsonl"), "routing.path=/nowhere.jsonl: "),
-        (("kernel.capacity_factor=0.01",), "kernel.capacity_factor gives "),
-        (("placement=file", "placement.path=/no.json"), "placement.path=/no.json: no such file"),
-    ],
-)
-def test_a_wrong_value_is_a_row_with_one_sentence_and_the_other_points_run(
-    point, tmp_path, words, sentence
-):
-    code = run_points([point(*TINY, *words), point(*TINY)], results_dir=tmp_path)
+# Words -> how the row ends and begins: what is seen before any rank starts, what a rank finds.
+WRONG = {
+    ("workload.num_experts=9",): ("refused", "workload.num_experts=9: must be a multiple of"),
+    ("workload.num_topk=99",): ("refused", "workload.num_topk=99: must be at most"),
+    ("workload.hidden=1001",): ("refused", "workload.hidden=1001: "),
+    ("kernel.copy=tma",): ("refused", "kernel.copy=tma: the host executor has no copies"),
+    ("kernel.num_comm_ctas=8",): (
+        "refused",
+        "kernel.num_comm_ctas=8: the host executor has no CTAs",
+    ),
+    ("routing=trace", "routing.path=/nowhere.jsonl"): (
+        "runtime_error",
+        "routing.path=/nowhere.jsonl: ",
+    ),
+    ("kernel.capacity_factor=0.01",): ("runtime_error", "kernel.capacity_factor gives "),
+    ("placement=file", "placement.path=/no.json"): (
+        "runtime_error",
+        "placement.path=/no.json: no such file",
+    ),
+}
+
+
+def test_a_wrong_value_is_a_row_with_one_sentence_and_the_other_points_run(point, tmp_path):
+    points = [point(*TINY, *words) for words in WRONG]
+
+    code = run_points([*points, point(*TINY)], results_dir=tmp_path)
 
     assert code == 1
-    reasons = dict(sorted(rows(tmp_path)))
-    assert reasons["ok"] == ""
-    assert reasons["runtime_error"].startswith(sentence)
-    assert "\n" not in reasons["runtime_error"]
+    ended = rows(tmp_path)
+    assert {reason for status, reason in ended if status == "ok"} == {""}
+    failed = [row for row in ended if row[0] != "ok"]
+    assert len(failed) == len(WRONG)
+    for status, sentence in WRONG.values():
+        (reason,) = (reason for found, reason in failed if reason.startswith(sentence))
+        assert (status, reason) in failed
+        assert "\n" not in reason
+    assert validate.main([str(tmp_path)]) == 0
 
 
 NO_GPU_HERE = "type hardware=cpu to run it on the host executor"
@@ -169,7 +183,7 @@ def test_what_is_refused_is_not_skipped_for_want_of_hardware(point, tmp_path):
     assert code == 1
     assert rows(tmp_path) == {
         (
-            "runtime_error",
+            "refused",
             "launch.num_ranks=9: launch.fabric=loopback takes 1..8: its ranks share one GPU",
         )
     }

@@ -247,7 +247,7 @@ def _fault(point: Point) -> Outcome | None:
     """The outcome of a point that cannot be run at all."""
     if reason := refusal(point):
         refused = replace(point, config=_storable(point.config))
-        return Outcome(point=refused, status=Status.runtime_error, reason=reason)
+        return Outcome(point=refused, status=Status.refused, reason=reason)
     if reason := missing_hardware(point):
         return Outcome(point=point, status=Status.skipped, reason=reason)
     return None
