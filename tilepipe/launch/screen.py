@@ -100,8 +100,9 @@ class Screen:
     def show_results(self, outcomes: Sequence[Outcome], path: Path) -> None:
         """Tables of one experiment, and where its numbers are."""
         if any(outcome.status is Status.ok for outcome in outcomes):
-            self.show(times_table(outcomes, narrow=self._console.width < _WIDE))
-            self.show(figures_table(outcomes))
+            narrow = self._console.width < _WIDE
+            self.show(times_table(outcomes, narrow=narrow))
+            self.show(figures_table(outcomes, narrow=narrow))
         if any(outcome.terms for outcome in outcomes):
             self.show(breakdown_table(outcomes))
         if len(outcomes) > 1 and any(outcome.status is not Status.ok for outcome in outcomes):
