@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.launch.points import compose_point
-from tilepipe.launch import screen
+from tilepipe.launch import console, screen
 from tilepipe.launch.table import figures_table, times_table
 from tilepipe.records import Clocks, Outcome, RankRecord, Sample, Status
 from tilepipe.results.accounting import account
@@ -156,7 +156,7 @@ WIDEST = (
 
 @pytest.mark.parametrize("kernel", ["dispatch", "combine"])
 def test_tables_of_a_sweep_on_a_gpu_fit_100_columns(kernel, monkeypatch, capsys):
-    monkeypatch.setattr(screen, "_PIPED_WIDTH", 100)
+    monkeypatch.setattr(console, "_PIPED_WIDTH", 100)
     swept = [
         outcome(*words, kernel=kernel, reasons=reasons)
         for words, reasons in zip(WIDEST, (CALM, ("hw_slowdown",)), strict=True)
