@@ -227,6 +227,18 @@ def test_a_speed_up_whose_interval_holds_one_is_marked(store):
     assert figure.numbers.rows[0][4].startswith("1.00~ (")
 
 
+@pytest.mark.parametrize(
+    ("fused_ns", "told"), [(1_000, "0.70"), (710, "0.99~"), (690, "1.01~"), (600, "1.17!")]
+)
+def test_an_efficiency_that_may_be_1_or_is_above_it_is_marked(fused_ns, told, store):
+    store.add(fused_times(fused_ns=fused_ns), operation="dispatch_gemm")
+
+    (figure,) = overlap_figures(points_of(store), "dispatch_gemm")
+
+    assert figure.numbers.rows[0][5] == told
+    assert "!: it is above 1" in figure.numbers.note
+
+
 # Breakdown
 
 
