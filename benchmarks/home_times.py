@@ -24,7 +24,7 @@ import torch
 from benchmarks.beside_limit import config_of
 from benchmarks.overlap_times import COLUMNS, KNOBS, Contender, row_of
 from tilepipe.config.choices import Copy, Roles
-from tilepipe.experiments.cuda.layer import layer_of
+from tilepipe.experiments.cuda.layer import layers_of
 from tilepipe.experiments.cuda.oracle import poison
 from tilepipe.experiments.cuda.payload import fill_rows
 from tilepipe.experiments.cuda.session import opened_session
@@ -103,7 +103,7 @@ class HomeBench:
             opened_session(config, Memory(home_hidden=hidden, spare=True))
         )
         self.session.exchange_homes()
-        self.layer = layer_of(self.session)
+        (self.layer,) = layers_of(self.session)
         group = self.session.group
         rows = len(group.tensor(0, Slot.y))
         self.a = torch.empty(

@@ -757,7 +757,7 @@ def test_two_h200_are_told_with_their_links_and_what_auto_makes_of_them(seen):
             "kernels",
             "ok",
             "this version has those of dispatch, combine, grouped_gemm, dispatch_gemm, "
-            "gemm_combine",
+            "gemm_combine, moe_layer",
         ),
     ]
     assert facts[-1].next_step == ""

@@ -32,7 +32,9 @@ def test_every_experiment_belongs_to_one_kernel_and_runs_once():
 
 
 def test_words_choose_experiments_in_their_order():
-    assert experiments(["gemm_combine", "grouped_gemm"]) == ["gemm_combine", "grouped_gemm"]
+    found = experiments(["gemm_combine", "grouped_gemm"])
+
+    assert found == ["gemm_combine", "gemm_combine_paced", "grouped_gemm"]
 
 
 def test_an_experiment_with_a_kernel_for_each_kind_of_hardware_counts_as_that_of_the_hardware():
@@ -45,7 +47,7 @@ def test_an_unknown_word_is_refused_with_the_ones_there_are(capsys):
     assert main(["comm"]) == 2
     assert capsys.readouterr().err == (
         "comm: no kernel option: choose of dispatch, combine, grouped_gemm, dispatch_gemm, "
-        "gemm_combine; type none for all\n"
+        "gemm_combine, moe_layer; type none for all\n"
     )
 
 

@@ -18,9 +18,8 @@ from tilepipe.results.schema import CONTENDERS
 TINY = ("workload=tiny", "measure=quick", "launch.num_ranks=2", "kernel=dispatch")
 
 
-@pytest.mark.parametrize("executor", ["host", "cuda"])
-def test_every_contender_of_torch_has_its_meaning(executor):
-    found = {torch_contender(operation, executor=executor) for operation in Operation}
+def test_every_contender_of_torch_has_its_meaning():
+    found = {torch_contender(operation) for operation in Operation}
 
     assert found - {None} <= set(CONTENDERS)
 
@@ -43,10 +42,11 @@ def test_a_package_that_is_there_is_told_to_have_no_contender(monkeypatch):
     assert "deep_ep is installed, but this version of TilePipe has no contender" in sentence
 
 
-def test_a_product_that_no_device_oracle_checks_is_left_out_on_a_gpu():
-    assert left_out(["torch"], "dispatch", executor="cuda") == ()
-    assert left_out(["torch"], "dispatch_gemm", executor="cuda") == (
-        "baseline torch left out: on executor cuda this version has none for dispatch_gemm; drop "
+def test_torch_runs_beside_whatever_moves_rows_and_is_left_out_elsewhere():
+    for operation in ("dispatch", "combine", "dispatch_gemm", "gemm_combine"):
+        assert left_out(["torch"], operation, executor="cuda") == ()
+    assert left_out(["torch"], "grouped_gemm", executor="cuda") == (
+        "baseline torch left out: on executor cuda this version has none for grouped_gemm; drop "
         "torch from measure.baselines",
     )
 

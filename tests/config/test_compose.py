@@ -19,9 +19,15 @@ LAWS = sorted(path.stem for path in (CONF_DIR / "routing").glob("*.yaml"))
 CTAS = ["8", "12", "16", "24", "36", "48"]
 TOKENS = ["2048", "4096", "8192", "16384"]
 # What a sweep of one copy alone runs where there are no copies.
-ONE_POINT = ("dispatch_paced", "dispatch_simt_depth", "dispatch_tma_depth")
+ONE_POINT = (
+    *("dispatch_paced", "dispatch_simt_depth", "dispatch_tma_depth"),
+    *("dispatch_gemm_paced", "gemm_combine_paced"),
+)
 # Whose ranks share one GPU whatever the hardware.
-OWN_RANKS = ("dispatch_paced",)
+OWN_RANKS = (
+    *("dispatch_paced", "dispatch_gemm_order_paced"),
+    *("dispatch_gemm_paced", "gemm_combine_paced"),
+)
 # Where one rank alone would show nothing, eight share the one GPU.
 SHARED_GPU = ("imbalance",)
 TRACED = ("routing=trace", "routing.path=F", "workload=qwen15_moe", "launch.num_ranks=4")
@@ -61,7 +67,7 @@ def test_the_last_point_of_every_sweep_composes(experiment, hardware, container,
 def test_gpu_sweeps_are_those_of_the_reference(axes):
     found = {
         name: axes(f"+experiment={name}", "hardware=h200_x8")
-        for name in ("dispatch", "combine", "dispatch_gemm", "gemm_combine")
+        for name in ("dispatch", "combine", "dispatch_gemm", "gemm_combine", "moe_layer")
     }
 
     for name in ("dispatch", "combine"):
@@ -71,6 +77,7 @@ def test_gpu_sweeps_are_those_of_the_reference(axes):
     assert found["dispatch_gemm"]["workload.num_tokens"] == TOKENS
     assert found["dispatch_gemm"]["kernel.num_comm_ctas"] == ["8", "12", "16", "24", "36"]
     assert found["gemm_combine"]["workload.num_tokens"] == TOKENS
+    assert found["moe_layer"]["workload.num_tokens"] == TOKENS
 
 
 def test_gpu_workloads_are_the_whole_layer_or_one_rank_of_it(container):
@@ -171,6 +178,33 @@ def test_paced_links_are_swept_by_rate_and_by_latency_on_one_gpu(container, axes
     assert (on_host["pace_gbps"], on_host["fabric"]) == (None, "host")
 
 
+def test_orders_are_swept_in_a_group_in_small(container, axes):
+    words = ("+experiment=dispatch_gemm_order_paced", "hardware=h200_x8")
+    sweep, group = axes(*words), container(*words)
+    whole = container("+experiment=dispatch_gemm", "hardware=h200_x8")
+    launch, num_ranks = group["launch"], group["launch"]["num_ranks"]
+
+    assert sweep["kernel.order"] == [order.name for order in Order]
+    assert sweep["workload.intermediate"] == ["2048", "768"]
+    assert (num_ranks, launch["fabric"]) == (8, "loopback")
+    # A rank has an eighth of the SMs, tokens, experts and link that it has in the whole group.
+    assert int(sweep["workload.num_tokens"][0]) * 8 == whole["workload"]["num_tokens"] == 4096
+    assert group["workload"]["num_experts"] * 8 == whole["workload"]["num_experts"]
+    assert launch["pace_gbps"] == pytest.approx(360 * (132 // num_ranks) / 132, rel=1e-3)
+
+
+@pytest.mark.parametrize("operation", ["dispatch_gemm", "gemm_combine"])
+def test_a_paced_rank_stands_for_one_of_a_group_and_runs_beside_torch(operation, container, axes):
+    words = (f"+experiment={operation}_paced", "hardware=h200_x8")
+    on_gpu, on_host = container(*words), container(*words, "hardware=cpu")
+
+    assert on_gpu["operation"] == operation
+    assert (on_gpu["launch"]["num_ranks"], on_gpu["launch"]["pace_gbps"]) == (1, 360)
+    assert (on_host["launch"]["num_ranks"], on_host["launch"]["pace_gbps"]) == (4, None)
+    assert on_gpu["measure"]["baselines"] == on_host["measure"]["baselines"] == ["torch"]
+    assert axes(*words)["kernel.copy"] == ["simt", "tma"]
+
+
 # Shared memory for rings, beside which an SM holds tables and barriers.
 RING_BYTES = 226 * 1024
 
@@ -215,7 +249,9 @@ def test_loads_in_flight_are_swept_as_far_as_registers_go(container, axes):
 KNOBS = ("num_comm_warps", "num_loads", "num_stages", "stage_bytes", "flag_batch")
 
 
-@pytest.mark.parametrize("operation", ["dispatch", "combine", "dispatch_gemm", "gemm_combine"])
+@pytest.mark.parametrize(
+    "operation", ["dispatch", "combine", "dispatch_gemm", "gemm_combine", "moe_layer"]
+)
 @pytest.mark.parametrize(
     ("words", "knobs"),
     [

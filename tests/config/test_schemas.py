@@ -78,6 +78,14 @@ REFUSED = [
         "kernel=gemm_combine workload.intermediate=12",
         "workload.intermediate=12: rows of 24 bytes are no multiple of 16; use a multiple of 8",
     ),
+    (
+        "kernel=moe_layer workload.intermediate=12",
+        "workload.intermediate=12: rows of 24 bytes are no multiple of 16; use a multiple of 8",
+    ),
+    (
+        "hardware=h200_x1 kernel=moe_layer kernel.planner=device",
+        "kernel.planner=device: the tiles of the GEMM are planned by NumPy; leave the key out",
+    ),
     ("launch.num_ranks=3", "workload.num_experts=8: must be a multiple of launch.num_ranks=3"),
     ("workload.num_topk=9", "workload.num_topk=9: must be at most workload.num_experts=8"),
     ("routing=all_local workload.num_topk=3", "routing=all_local finds 2 experts on a rank"),
@@ -128,8 +136,22 @@ REFUSED = [
         "kernel.planner=device: the tiles of the GEMM are planned by NumPy; leave the key out",
     ),
     (
-        "hardware=h200_x1 kernel.num_comm_ctas=auto",
-        "kernel.num_comm_ctas=auto: no measured rule chooses it for dispatch_gemm; type counts to",
+        "hardware=h100_x8 kernel.num_comm_ctas=auto",
+        "kernel.num_comm_ctas=auto: it is chosen by hardware.simt_cta_gbps, "
+        "hardware.beside_gemm_share, hardware.reached_tflops, hardware.reached_link_gbps, which "
+        "hardware=h100_x8 does not tell; type them and their sources, or counts to sweep",
+    ),
+    (
+        "hardware=h200_x1 kernel.copy=tma hardware.tma_cta_gbps=null kernel.num_comm_ctas=auto",
+        "kernel.num_comm_ctas=auto: it is chosen by hardware.tma_cta_gbps, which hardware=h200_x1",
+    ),
+    (
+        "hardware=h200_x1 hardware.beside_gemm_share=1.5",
+        "hardware.beside_gemm_share=1.5: must be above 0 and at most 1, or null",
+    ),
+    (
+        "hardware=h100_x1 hardware.reached_tflops=600",
+        "hardware.reached_tflops_source=null: say where reached_tflops comes from",
     ),
     (
         "kernel=gemm_combine kernel.push=epilogue",
@@ -193,6 +215,16 @@ REFUSED = [
         "hardware=h200_x1 measure.regime=chained",
         "measure.regime=chained: measure.l2=cold would flush inside the period; type "
         "measure.l2=warm too",
+    ),
+    (
+        "hardware=h200_x1 kernel=combine measure.timeline=true",
+        "measure.timeline=True: on a GPU only dispatch_gemm and gemm_combine record one; leave the "
+        "key out, or type hardware=cpu",
+    ),
+    (
+        "hardware=h200_x4 kernel=dispatch_gemm measure.timeline=true",
+        "measure.timeline=True: GPUs have a clock each; type launch.fabric=loopback, or leave the "
+        "key out",
     ),
     (
         "hardware=h200_x1 measure.l2=null",
@@ -404,6 +436,7 @@ ACCEPTED = [
     "kernel=gemm_combine kernel.push=epilogue kernel.walk=chunk kernel.num_chunks=1",
     "kernel=gemm_combine kernel.push=ctas kernel.walk=expert kernel.granularity=expert",
     "kernel=grouped_gemm",
+    "kernel=gemm_combine measure.timeline=true launch.num_ranks=8",
     "hardware=h200_x1 kernel=grouped_gemm kernel.num_gemm_ctas=132 kernel.store=direct",
 ]
 

@@ -21,6 +21,7 @@ KERNELS = {
     Operation.grouped_gemm: schemas.GroupedGemmKernel,
     Operation.dispatch_gemm: schemas.DispatchGemmKernel,
     Operation.gemm_combine: schemas.GemmCombineKernel,
+    Operation.moe_layer: schemas.MoeLayerKernel,
 }
 _COMMUNICATION = ("order", "granularity", "capacity_factor")
 
@@ -41,7 +42,7 @@ def make_config(
     """A configuration whose routing is given, not drawn; see `measure_group`."""
     if operation is Operation.grouped_gemm:
         kernel = {key: value for key, value in kernel.items() if key not in _COMMUNICATION}
-    if operation not in (Operation.combine, Operation.gemm_combine):
+    if operation not in (Operation.combine, Operation.gemm_combine, Operation.moe_layer):
         kernel.pop("home_granularity", None)
     num_ranks = len(routing.topk_idx)
     return Config(

@@ -23,6 +23,7 @@ CONTENDERS = {
     Operation.combine: "torch_combine",
     Operation.dispatch_gemm: "torch_sequential",
     Operation.gemm_combine: "torch_sequential",
+    Operation.moe_layer: "torch_layer",
 }
 ROUTINGS = {
     "one_rank": random_routing([129], num_experts=8, num_topk=6),
@@ -83,6 +84,7 @@ def test_torch_is_timed_as_often_as_our_own_and_combine_has_no_plan():
         Operation.combine: stage,
         Operation.dispatch_gemm: whole,
         Operation.gemm_combine: stage,
+        Operation.moe_layer: whole,
     }
 
 
@@ -108,7 +110,9 @@ def without_arranging(rank, place, config, routing):
     return entry.run_rank(config, rank=rank, place=place)
 
 
-@pytest.mark.parametrize("operation", [Operation.dispatch, Operation.dispatch_gemm])
+@pytest.mark.parametrize(
+    "operation", [Operation.dispatch, Operation.dispatch_gemm, Operation.moe_layer]
+)
 def test_rows_left_in_the_order_in_which_they_came_fail_the_gate_and_nothing_is_timed(operation):
     routing = ROUTINGS["one_expert"]
 

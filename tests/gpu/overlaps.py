@@ -3,7 +3,7 @@
 Imported only where there is a GPU. Knows nothing of timing and of configurations.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -77,6 +77,9 @@ class Chosen:
     pace_gbps: float | None = None
     pace_latency_ns: int = 0
     watchdog_s: float = 2.0
+    num_stamps: int = 0
+    num_sms: int | None = None  # that both roles share; None: all of them
+    knobs: Mapping[str, int] = field(default_factory=dict)  # in place of those of KNOBS
 
 
 def layer_of(chosen: Chosen, device: torch.device) -> Layer:
@@ -88,8 +91,8 @@ def layer_of(chosen: Chosen, device: torch.device) -> Layer:
     for expert in range(chosen.num_experts):
         fill_rows(weights[expert], WEIGHTS_LAUNCH, expert, columns)
     weights *= weight_scale(chosen.hidden)
-    num_sms = torch.cuda.get_device_properties(device).multi_processor_count
-    return Layer(weights, chosen.tuning, num_sms)
+    all_sms = torch.cuda.get_device_properties(device).multi_processor_count
+    return Layer(weights, chosen.tuning, chosen.num_sms or all_sms)
 
 
 class FusedCase:
@@ -122,7 +125,7 @@ class FusedCase:
                 copy=chosen.copy,
                 pace_gbps=chosen.pace_gbps,
                 pace_latency_ns=chosen.pace_latency_ns,
-                **KNOBS[chosen.copy],
+                **(KNOBS[chosen.copy] | dict(chosen.knobs)),
             ),
             watchdog_s=chosen.watchdog_s,
         )
@@ -165,6 +168,7 @@ class FusedCase:
             roles=chosen.roles,
             opens=chosen.opens,
             gates=chosen.gates,
+            num_stamps=chosen.num_stamps,
             **how,
         )
 
@@ -258,7 +262,7 @@ class HomeCase:
                 copy=chosen.copy,
                 pace_gbps=chosen.pace_gbps,
                 pace_latency_ns=chosen.pace_latency_ns,
-                **KNOBS[chosen.copy],
+                **(KNOBS[chosen.copy] | dict(chosen.knobs)),
             ),
             watchdog_s=chosen.watchdog_s,
         )
@@ -268,7 +272,10 @@ class HomeCase:
             chosen.num_ranks, rows, chosen.hidden, dtype=torch.bfloat16, device=self.group.device
         )
         self.launch = fused_home_launch(
-            self.group, self.layer, self.a, roles=chosen.roles, push=chosen.push
+            *(self.group, self.layer, self.a),
+            roles=chosen.roles,
+            push=chosen.push,
+            num_stamps=chosen.num_stamps,
         )
         self.multiply = gemm_home_launch(
             self.group, self.layer, self.a, num_gemm_ctas=ctas_alone(self.group, self.layer)

@@ -159,18 +159,24 @@ def test_products_are_the_same_bits_whatever_the_order_and_the_copy():
     assert all(np.array_equal(found[0], other) for other in found[1:])
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        {"num_ranks": 2},
-        {"num_ranks": 8, "copy": Copy.simt, "roles": Roles.switch},
-        {"num_ranks": 4, "granularity": Granularity.token, "order": Order.random},
-        {"granularity": Granularity.expert, "roles": Roles.switch, "layout": Layout.packed},
-    ],
-    ids=name_of,
-)
-def test_a_hundred_launches_of_changing_routing_stay_right(case):
-    chosen = Chosen(**case)
+HUNDREDS = {
+    "two_ranks": {"num_ranks": 2},
+    "eight_ranks_simt_switch": {"num_ranks": 8, "copy": Copy.simt, "roles": Roles.switch},
+    "token_random": {"num_ranks": 4, "granularity": Granularity.token, "order": Order.random},
+    "expert_switch_packed": {
+        "granularity": Granularity.expert,
+        "roles": Roles.switch,
+        "layout": Layout.packed,
+    },
+    "opens_and_gates": {"opens": True, "gates": True, "roles": Roles.switch, "num_ranks": 4},
+    "cluster_simt": {"tuning": GemmTuning(cluster_m=2), "copy": Copy.simt, "num_ranks": 2},
+    "paced": {"num_ranks": 4, "pace_gbps": 20.0, "pace_latency_ns": 2_000, "roles": Roles.switch},
+}
+
+
+@pytest.mark.parametrize("name", HUNDREDS)
+def test_a_hundred_launches_of_changing_routing_stay_right(name):
+    chosen = Chosen(**HUNDREDS[name])
     kinds = ("uniform", "one_expert", "masked")
     routings = [routing for kind in kinds for routing in routings_of(chosen, kind)]
     fused = FusedCase(chosen, routings)

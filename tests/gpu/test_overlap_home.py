@@ -113,13 +113,35 @@ def test_tokens_wait_for_rows_that_come_home_late(case):
     assert home.run() == []
 
 
-@pytest.mark.parametrize(
-    "case",
-    [{"num_chunks": 4}, {"num_ranks": 8, "copy": Copy.simt}, SENT, {**SENT, "num_ranks": 4}],
-    ids=name_of,
-)
-def test_a_hundred_launches_of_changing_routing_stay_right(case):
-    chosen = chosen_of(case)
+HUNDREDS = {
+    "four_chunks": {"num_chunks": 4},
+    "eight_ranks_simt": {"num_ranks": 8, "copy": Copy.simt},
+    "by_rank_fixed": {
+        "num_ranks": 4,
+        "home_granularity": HomeGranularity.rank,
+        "roles": Roles.fixed,
+        "num_chunks": 2,
+    },
+    "expert_packed_simt": {
+        "granularity": Granularity.expert,
+        "layout": Layout.packed,
+        "copy": Copy.simt,
+        "num_ranks": 2,
+    },
+    "paced_token": {
+        "granularity": Granularity.token,
+        "num_ranks": 4,
+        "pace_gbps": 20.0,
+        "pace_latency_ns": 2_000,
+    },
+    "sent": SENT,
+    "sent_four_ranks": {**SENT, "num_ranks": 4},
+}
+
+
+@pytest.mark.parametrize("name", HUNDREDS)
+def test_a_hundred_launches_of_changing_routing_stay_right(name):
+    chosen = chosen_of(HUNDREDS[name])
     kinds = ("uniform", "one_expert", "masked")
     routings = [routing for kind in kinds for routing in routings_of(chosen, kind)]
     home = HomeCase(chosen, routings)

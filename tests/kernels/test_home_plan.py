@@ -68,6 +68,27 @@ def test_pieces_are_chunks_or_whole_rows_and_groups_fit_a_ring(copy):
             assert plan.group_rows * plan.piece_bytes <= RING_BYTES
 
 
+@pytest.mark.parametrize("num_ranks", range(1, 9))
+@pytest.mark.parametrize("copy", list(Copy))
+def test_a_gemm_planned_for_its_room_leaves_enough_beside_it(copy, num_ranks):
+    gemm = plan_gemm(
+        PROBLEM,
+        GemmTuning(),
+        num_gemm_ctas=1,
+        num_sms=132,
+        smem_bytes=home_gemm_bytes(num_ranks, NUM_SLOTS),
+    )
+
+    plan = plan_home_launch(
+        gemm,
+        replace(CONSTANTS, copy=copy, num_ranks=num_ranks),
+        **{**SETTINGS, "table_slots": NUM_SLOTS},
+    )
+
+    assert plan.smem_bytes <= SHARED_BYTES
+    assert plan.gemm.num_stages == 4
+
+
 def test_rings_leave_alone_what_is_staged_to_be_stored():
     gemm = gemm_plan()
 

@@ -1,6 +1,8 @@
 """What a fused launch is planned as, and every sentence that refuses one. Needs no GPU."""
 
+import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -11,6 +13,7 @@ from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.gemm.choices import Clip
 from tilepipe.kernels.gemm.plan import GemmProblem, GemmTuning, plan_gemm
 from tilepipe.kernels.overlap.plan import plan_overlap, split_chip
+from tilepipe.kernels.residency import Residency
 
 PROBLEM = GemmProblem(
     n=4096,
@@ -123,3 +126,40 @@ def test_a_split_that_leaves_nothing_to_the_gemm_is_refused():
         split_chip(132, num_launch_ranks=8, num_comm_ctas=16, cluster_m=1)
     with pytest.raises(ValueError, match=r"num_comm_ctas=5: .* choose a multiple of 2"):
         split_chip(132, num_launch_ranks=1, num_comm_ctas=5, cluster_m=2)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
+def test_clusters_that_find_no_pair_of_sms_are_refused_and_all_that_do_are_not(
+    num_ranks, monkeypatch
+):
+    # Only here, since the import takes two seconds.
+    from tilepipe.kernels.overlap import launch
+
+    # SMs may be paired up in fewer than half as many clusters; the driver knows.
+    held = Residency(
+        ctas_per_sm=1,
+        num_sms=132,
+        num_registers=168,
+        shared_bytes=0,
+        local_bytes=0,
+        max_clusters=60,
+    )
+    function = SimpleNamespace(to=lambda device: None)
+    monkeypatch.setattr(launch, "compile_overlap", lambda plan: SimpleNamespace(function=function))
+    monkeypatch.setattr(launch, "residency_of", lambda code, **_: held)
+    monkeypatch.setattr(launch.torch.cuda, "current_device", lambda: 0)
+    constants = replace(CONSTANTS, num_ranks=num_ranks)
+    plan = plan_overlap(gemm_plan(cluster_m=2), constants, num_launch_ranks=num_ranks, **SETTINGS)
+
+    def split_of(num_sms):
+        return split_chip(num_sms, num_launch_ranks=num_ranks, num_comm_ctas=2, cluster_m=2)
+
+    wanted = num_ranks * split_of(132).num_ctas
+    sentence = (
+        f"kernel.num_comm_ctas=2: {wanted} CTAs of both roles must run at once, in clusters of 2, "
+        "and this GPU holds 120; plan for 120 SMs"
+    )
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        launch.FusedLaunch(plan, split_of(132), limit_ns=1)
+    assert launch.FusedLaunch(plan, split_of(120), limit_ns=1).residency is held

@@ -12,7 +12,7 @@ from tests.launch import entries
 from tilepipe.config import detect
 from tilepipe.config.choices import L2, Resume
 from tilepipe.config.schemas import Measure
-from tilepipe.launch import driver, dry, preflight, screen, worker, wrapped
+from tilepipe.launch import console, driver, dry, worker, wrapped
 from tilepipe.launch.driver import run_points
 from tilepipe.launch.ranks import RanksFailed
 from tilepipe.launch.reuse import in_order, reusable, stale_because
@@ -145,7 +145,7 @@ def test_a_value_that_is_refused_is_an_error_even_where_a_result_is_there(point,
 
 def screen_width(monkeypatch, columns):
     """So wide that no sentence of a table wraps."""
-    monkeypatch.setattr(screen, "_PIPED_WIDTH", columns)
+    monkeypatch.setattr(console, "_PIPED_WIDTH", columns)
 
 
 def test_a_dry_run_lists_points_with_their_memory_and_starts_nothing(
@@ -154,10 +154,9 @@ def test_a_dry_run_lists_points_with_their_memory_and_starts_nothing(
     points = [
         point(*TINY, "dry_run=true"),
         point(*TINY, "dry_run=true", "kernel=combine", "workload.num_tokens=4000"),
-        point("hardware=h200_x8", "dry_run=true", "kernel=gemm_combine"),
+        point("hardware=h200_x8", "dry_run=true", "kernel=moe_layer", "workload.num_tokens=8"),
     ]
     screen_width(monkeypatch, 400)
-    monkeypatch.setattr(preflight, "_OPERATIONS", ("dispatch", "combine"))
 
     code = run_points(points, results_dir=tmp_path)
 
@@ -165,7 +164,7 @@ def test_a_dry_run_lists_points_with_their_memory_and_starts_nothing(
     assert code == 0
     assert runs == []
     assert "3 points, nothing is run" in out
-    assert "unsupported: gemm_combine on hardware=h200_x8: this version has GPU kernels" in out
+    assert "skipped: hardware=h200_x8 needs 8 GPUs" in out
     # 8000 tokens x topk 2, 8 experts of 2 ranks: recv rows 16000 + 4 x 127 gaps, 24 B each
     # (home and flag words), and 8000 home rows of 128 B.
     sizes = [

@@ -1,9 +1,11 @@
 """What a sweep shows of points on a GPU fits a terminal, and says what sets a row apart."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.launch.points import compose_point
-from tilepipe.launch import screen
+from tilepipe.launch import console, screen
 from tilepipe.launch.table import figures_table, times_table
 from tilepipe.records import Clocks, Outcome, RankRecord, Sample, Status
 from tilepipe.results.accounting import account
@@ -23,7 +25,7 @@ COUNTS = {
 CALM = ("gpu_idle",)
 
 
-def outcome(*words, e2e_us=1020.0, plan_us=20.0, reasons=CALM, kernel="dispatch", num_physical=32):
+def outcome(*words, e2e_us=1020.0, plan_us=20.0, reasons=CALM, kernel="dispatch", **counted):
     point = compose_point(
         "hardware=h200_x1",
         "workload=deepseek_v3_ep8_rank",
@@ -53,7 +55,7 @@ def outcome(*words, e2e_us=1020.0, plan_us=20.0, reasons=CALM, kernel="dispatch"
         reasons=reasons,
         num_samples=9,
     )
-    counts = {**COUNTS, "num_physical": num_physical}
+    counts = {**COUNTS, **counted}
     records = tuple(
         RankRecord(rank=rank, samples=samples, verdicts=(), counts=counts, clocks=clocks)
         for rank in range(4)
@@ -82,6 +84,15 @@ def test_a_dispatch_on_a_gpu_shows_its_rate_its_share_of_memory_and_that_of_a_ct
     assert found["of memory"] == ["0.783", "1.57"]
     assert "of link" not in found
     assert "mark" not in found
+
+
+def test_a_number_of_ctas_that_was_found_is_always_shown_and_says_so():
+    found = outcome("kernel.num_comm_ctas=auto", num_comm_ctas=10)
+
+    for table in (figures_table([found]), times_table([found], narrow=True)):
+        assert cells(table)["CTAs"] == ["auto: 10"]
+    assert cells(figures_table([found]))["GB/s a CTA"] == ["47"]
+    assert "CTAs" not in cells(figures_table([outcome()]))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +156,7 @@ WIDEST = (
 
 @pytest.mark.parametrize("kernel", ["dispatch", "combine"])
 def test_tables_of_a_sweep_on_a_gpu_fit_100_columns(kernel, monkeypatch, capsys):
-    monkeypatch.setattr(screen, "_PIPED_WIDTH", 100)
+    monkeypatch.setattr(console, "_PIPED_WIDTH", 100)
     swept = [
         outcome(*words, kernel=kernel, reasons=reasons)
         for words, reasons in zip(WIDEST, (CALM, ("hw_slowdown",)), strict=True)
@@ -165,3 +176,60 @@ def test_a_rate_of_thousands_is_spelled_out():
     found = cells(figures_table([outcome(e2e_us=220.0)]))
 
     assert found["logical GB/s"] == ["2349"]
+
+
+def overlapped(*gemm_us):
+    """A fused launch of 100 us beside a GEMM of other times."""
+    point = compose_point("workload=tiny", "hardware=cpu", "launch.num_ranks=1", name="overlapped")
+    times = {"fused": [100.0] * 8, "sequential": [150.0] * 8, "dispatch": [40.0] * 8}
+    rungs = ("gemm_all", "gemm_flags", "gemm_contended")
+    times |= {rung: list(gemm_us) for rung in rungs}
+    samples = tuple(
+        Sample(
+            contender=contender,
+            component=component,
+            iteration=iteration,
+            start_ns=0,
+            duration_ns=round(1e3 * us) * (component != "plan"),
+        )
+        for contender, series in times.items()
+        for component in (("stage",) if contender in rungs else ("e2e", "plan"))
+        for iteration, us in enumerate(series)
+    )
+    record = RankRecord(rank=0, samples=samples, verdicts=(), counts={**COUNTS, "flops": 10**9})
+    terms, figures = account(point, (record,))
+    return Outcome(
+        point=point, status=Status.ok, reason="", records=(record,), terms=terms, figures=figures
+    )
+
+
+def test_an_efficiency_says_where_it_may_be_1_and_where_its_bound_is_none():
+    below, unsure, above = (
+        overlapped(*[90.0] * 8),
+        overlapped(*range(96, 104)),
+        overlapped(*[120] * 8),
+    )
+
+    assert cells(figures_table([below, unsure]))["effic."] == ["0.9", "0.995~"]
+    assert str(figures_table([below]).title).endswith(
+        "figures; ~: may be 1; expert, rank: max/mean rows"
+    )
+    table = figures_table([below, above])
+    assert cells(table)["effic."] == ["0.9", "1.2!"]
+    assert "; !: above 1, parts were slower alone;" in str(table.title)
+
+
+def test_a_rate_of_an_unsure_time_says_how_far_its_interval_reaches():
+    point = outcome("workload.num_tokens=64")
+    (first, *others) = point.records
+    spread = tuple(
+        replace(sample, duration_ns=sample.duration_ns * (10 + sample.iteration))
+        if sample.component == "e2e"
+        else sample
+        for sample in first.samples
+    )
+    unsure = replace(point, records=(replace(first, samples=spread), *others))
+
+    assert cells(figures_table([point]))["logical GB/s"] == ["470"]
+    assert cells(figures_table([unsure]))["logical GB/s"] == ["470 ±26%"]
+    assert cells(figures_table([unsure], narrow=True))["logical GB/s"] == ["470"]

@@ -11,6 +11,7 @@ from hypothesis.extra import numpy as hnp
 from tilepipe.measure.gate import (
     BF16_POISON,
     TOLERANCES,
+    activation_deviation,
     compare_close,
     compare_exact,
     poison,
@@ -203,3 +204,23 @@ def test_nothing_to_compare_passes_and_says_how_many_values_that_was():
     verdict = compare_exact(np.zeros((0, 8), np.uint16), np.zeros((0, 8), np.uint16), **NAMED)
 
     assert (verdict.passed, verdict.num_values, verdict.max_error) == (True, 0, 0.0)
+
+
+@pytest.mark.parametrize("num_roundings", [1, 4])
+def test_roundings_between_two_products_stay_within_their_deviation_and_near_it(num_roundings):
+    generator = np.random.default_rng(num_roundings)
+    gate, up = generator.standard_normal((2, 64, 512), dtype=np.float32)
+    second = bf16_matrix(generator, 96, 512)
+    silu = gate / (1 + np.exp(-gate))
+    exact = (silu * up) @ second.T
+    if num_roundings == 4:
+        gate, up = round_to_bf16(gate), round_to_bf16(up)
+        silu = round_to_bf16(gate / (1 + np.exp(-gate)))
+
+    off = np.abs(round_to_bf16(silu * up) @ second.T - exact)
+
+    size = np.linalg.norm(gate * up, axis=1)[:, None] * np.abs(second).max(axis=1)
+    worst = float((off / (activation_deviation(num_roundings) * size)).max())
+    assert 0.02 < worst < 0.5
+    # Of a value the layer's tolerance is a few percent, not a multiple.
+    assert activation_deviation(num_roundings) * np.median(size) < np.sqrt(np.mean(exact**2))

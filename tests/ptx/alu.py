@@ -39,7 +39,13 @@ _PLAIN = {
     "min": "minimum",
     "max": "maximum",
 }
-_SPECIAL = {"%tid.x": "tid", "%ctaid.x": "ctaid", "%laneid": "laneid"}
+_SPECIAL = {
+    "%tid.x": "tid",
+    "%ctaid.x": "ctaid",
+    "%nctaid.x": "nctaid",
+    "%laneid": "laneid",
+    "%smid": "smid",
+}
 
 
 class Namer:
@@ -226,6 +232,13 @@ def _unary(parts: list[str], operands: tuple[Operand, ...], names: Namer) -> str
     return f"copyto({target}, {function}({source}), where=m, casting='unsafe')"
 
 
+def _approximate(parts: list[str], operands: tuple[Operand, ...], names: Namer) -> str:
+    """Where the hardware is off by some 2^-22, the nearest float; one that is no normal is 0."""
+    assert parts[1:] == ["approx", "ftz", "f32"], parts
+    target, source = (names.name(operand, "f", "32") for operand in operands)
+    return f"copyto({target}, {parts[0]}_of({source}), where=m)"
+
+
 def _divide(parts: list[str], operands: tuple[Operand, ...], names: Namer) -> str:
     kind, width = _type_of(parts[1])
     target, a, b = (names.name(operand, kind, width) for operand in operands)
@@ -239,6 +252,7 @@ _MAKERS: dict[str, Callable[[list[str], tuple[Operand, ...], Namer], str]] = {
     **dict.fromkeys(("shl", "shr"), _shift),
     **dict.fromkeys(("abs", "neg", "popc"), _unary),
     **dict.fromkeys(("div", "rem"), _divide),
+    **dict.fromkeys(("ex2", "rcp"), _approximate),
     "not": _invert,
     "setp": _compare,
     "selp": _select,
@@ -255,6 +269,21 @@ def _remainder_of(a: np.ndarray, b: np.ndarray, m: Any) -> np.ndarray:
 def _quotient_of(a: np.ndarray, b: np.ndarray, m: Any) -> np.ndarray:
     b = np.where(m, b, 1).astype(a.dtype)
     return (a - np.fmod(a, b)) // b
+
+
+def _flushed(value: np.ndarray) -> np.ndarray:
+    tiny = np.finfo(np.float32).tiny
+    return np.where(np.abs(value) < tiny, np.float32(0), value.astype(np.float32))
+
+
+def _power_of_two(value: np.ndarray) -> np.ndarray:
+    with np.errstate(all="ignore"):  # lanes that are not active may hold anything
+        return _flushed(np.exp2(value))
+
+
+def _reciprocal(value: np.ndarray) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return _flushed(np.float32(1) / value)
 
 
 def _bf16_bits(value: np.ndarray) -> np.ndarray:
@@ -282,4 +311,6 @@ HELPERS: dict[str, Any] = {
     "remainder_of": _remainder_of,
     "quotient_of": _quotient_of,
     "two_bf16": _two_bf16,
+    "ex2_of": _power_of_two,
+    "rcp_of": _reciprocal,
 }

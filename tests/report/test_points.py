@@ -94,7 +94,9 @@ def test_an_older_schema_version_is_shown_with_what_was_added_since_empty(store)
 
     assert found.faults == ()
     (note,) = found.notes
-    assert note.startswith("1 points are of schema version 1, columns clock_reasons, flag_batch, ")
+    assert note.startswith(
+        "1 points are of schema version 1, columns clock_reasons, dedup_wire_bytes, flag_batch, "
+    )
     assert note.endswith(", throttled, walk are null")
     rows = {r["order"]: r for r in found.points.to_pylist() if r["contender"] == "fused"}
     assert (rows["edf"]["work_ns"], rows["token"]["work_ns"]) == (1_000, 3_000)

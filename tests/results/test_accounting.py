@@ -3,7 +3,8 @@
 import pytest
 
 from tilepipe.records import Point, RankRecord, Sample
-from tilepipe.results.accounting import account
+from tilepipe.results.accounting import account, efficiency_mark
+from tilepipe.results.summary import slowest_rank
 
 COUNTS = {
     "num_tokens": 4,
@@ -15,6 +16,7 @@ COUNTS = {
     "logical_bytes": 8_000_000,
     "dedup_bytes": 6_000_000,
     "wire_bytes": 4_000_000,
+    "dedup_wire_bytes": 2_000_000,
     "flops": 40_000_000_000,
 }
 
@@ -87,6 +89,7 @@ def test_dispatch_gemm_by_hand():
             "logical_bytes": 8e6,
             "dedup_bytes": 6e6,
             "wire_bytes": 4e6,
+            "dedup_wire_bytes": 2e6,
             "flops": 4e10,
             "expert_max_over_mean": 6 * 8 / 16,
             "rank_max_over_mean": 10 * 2 / 16,
@@ -150,6 +153,36 @@ def test_gemm_combine_adds_the_reduction_to_the_longer_of_gemm_and_pushes():
     assert figures["fused/speedup"] == pytest.approx(15 / 10)
     assert figures["push/wire_gbps"] == pytest.approx(2e6 / 9e6)
     assert not any(key.startswith("reduce/") for key in figures)
+
+
+MOE_LAYER = {
+    ("fused", "e2e"): (12, 11),
+    ("fused", "plan"): (2, 1),
+    ("sequential", "e2e"): (16, 16),
+    ("sequential", "plan"): (1, 1),
+    ("dispatch_gemm", "stage"): (5, 5),
+    ("swiglu", "stage"): (1, 1),
+    ("gemm_combine", "stage"): (3, 3.5),
+    ("torch_layer", "e2e"): (21, 20),
+    ("torch_layer", "plan"): (1, 1),
+}
+
+
+def test_a_layer_is_told_by_its_parts_and_has_no_bound():
+    terms, figures = account(point("moe_layer"), records(MOE_LAYER))
+
+    values = {term.term: term.interval and term.interval.value / 1e6 for term in terms}
+    assert values == {
+        "e2e": 12.0,
+        "plan": 2.0,
+        "dispatch_gemm": 5.0,
+        "swiglu": 1.0,
+        "gemm_combine": 3.5,
+        "joined": 0.5,
+    }
+    assert figures["fused/speedup"] == pytest.approx(15 / 10)
+    assert figures["torch_layer/tflops"] == pytest.approx(20 / 20)
+    assert not {"fused/efficiency", "fused/hidden_share", "dispatch_gemm/tflops"} & set(figures)
 
 
 def test_without_rows_nothing_is_said_of_overlap_or_imbalance():
@@ -293,3 +326,18 @@ def test_without_samples_the_figures_of_the_routing_remain():
     assert terms == ()
     assert figures["wire_bytes"] == 4e6
     assert not any("/" in key for key in figures)
+
+
+def test_an_efficiency_that_may_be_1_or_is_above_it_is_marked():
+    def mark(operation, **changed):
+        times = {**DISPATCH_GEMM, **{(name, "stage"): ms for name, ms in changed.items()}}
+        return efficiency_mark(operation, slowest_rank(records(times)))
+
+    # Fused without plan 9 ms; the first is that of gemm_all, 8 ms.
+    assert mark("dispatch_gemm") == ""
+    assert mark("dispatch_gemm", gemm_all=(9, 7)) == "~"
+    assert mark("dispatch_gemm", gemm_all=(9.5, 7)) == "!"
+    assert mark("dispatch_gemm", gemm_all=(9.5, 7), gemm_split=(8, 8)) == ""
+    assert mark("gemm_combine", push=(4, 5), reduce=(0.5, 0.75)) == ""
+    assert mark("gemm_combine", push=(4, 5), reduce=(0.5, 1.25)) == "!"
+    assert mark("moe_layer", gemm_all=(99, 99)) == ""

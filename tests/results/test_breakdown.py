@@ -8,6 +8,7 @@ from hypothesis.extra import numpy as hnp
 
 from tilepipe.records import BreakdownTerm, Interval
 from tilepipe.results.breakdown import (
+    bound_mark,
     breakdown_interval_kind,
     breakdown_terms,
     home_way,
@@ -219,3 +220,47 @@ def test_figures_without_a_divisor_are_left_out():
 )
 def test_the_bound_leaves_out_what_a_way_home_can_hide(setting, bound):
     assert lower_bound_ns(100, 150, 40, home_way(setting)) == bound
+
+
+PARTS = ("dispatch_gemm", "swiglu", "gemm_combine")
+
+
+@given(st.data())
+def test_parts_of_a_layer_and_what_is_left_add_up_to_e2e(data):
+    num_iters = data.draw(st.integers(1, 24))
+    elements = st.integers(0, 2**50)
+    series = {
+        name: data.draw(hnp.arrays(np.int64, num_iters, elements=elements))
+        for name in ("e2e", "plan", *PARTS)
+    }
+
+    terms = breakdown_terms("moe_layer", series)
+
+    values = values_of(terms)
+    assert list(values) == ["e2e", "plan", *PARTS, "joined"]
+    medians = {name: int(np.floor(np.median(series[name].astype(object)))) for name in series}
+    assert {name: values[name] for name in medians} == medians
+    assert values.pop("e2e") == sum(values.values())
+
+
+def test_a_layer_without_a_part_in_pairs_has_no_breakdown():
+    series = {name: np.full(3 + (name == "swiglu"), 5) for name in ("e2e", "plan", *PARTS)}
+
+    with pytest.raises(ValueError, match=r"'swiglu': 4.*: a breakdown needs them in pairs"):
+        breakdown_terms("moe_layer", series)
+
+
+@pytest.mark.parametrize(
+    ("bound_ns", "fused_ns", "mark"),
+    [
+        ((80, 89), (90, 99), ""),
+        ((80, 90), (90, 99), "~"),
+        ((95, 96), (90, 99), "~"),
+        ((99, 120), (90, 99), "~"),
+        ((100, 120), (90, 99), "!"),
+    ],
+)
+def test_a_bound_is_marked_where_the_launch_may_have_reached_it_or_was_below(
+    bound_ns, fused_ns, mark
+):
+    assert bound_mark(bound_ns=bound_ns, fused_ns=fused_ns) == mark

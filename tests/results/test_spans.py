@@ -123,6 +123,40 @@ def test_the_send_that_ended_last_lets_a_tile_begin(granularity):
     assert told == [(0, 0, 0, "tile"), (0, 1, 1, "copy")]
 
 
+def test_a_layer_has_the_pairs_of_both_halves_the_second_begins_with_its_own_plan():
+    told = {"lane": "computing", "role": SpanRole.compute}
+    home = {"lane": "sender", "role": SpanRole.communication}
+
+    def late(kind, start, **where):
+        end = start + 10_000
+        return Span(
+            **(home if kind is SpanKind.send else told),
+            kind=kind,
+            start_ns=start,
+            end_ns=end,
+            **where,
+        )
+
+    spans = {
+        rank: (
+            *found,
+            late(SpanKind.plan, 900_000),
+            late(SpanKind.tile, 910_000, m_tile=0, chunk=0, expert=rank),
+            late(SpanKind.send, 930_000, m_tile=0, chunk=0, expert=rank, ticket=7),
+        )
+        for rank, found in two_ranks().items()
+    }
+
+    pairs = unblocking(spans, operation="moe_layer", granularity="tile")
+
+    first = unblocking(two_ranks(), operation="dispatch_gemm", granularity="tile")
+    assert pairs[: len(first)] == first
+    assert [(r, s.kind.name, at, e.ticket) for (r, s), (at, e) in pairs[len(first) :]] == [
+        (0, "tile", 0, 7),
+        (1, "tile", 1, 7),
+    ]
+
+
 def test_with_granularity_expert_the_first_tile_of_an_expert_is_let_begin():
     spans = two_ranks()
     later = [replace(s, m_tile=1) for s in spans[1] if s.kind is SpanKind.copy]

@@ -194,6 +194,25 @@ def test_a_row_of_a_gpu_carries_how_it_was_run_and_what_the_clocks_did(
     assert {key: row[key] for key in want} == want
 
 
+def test_a_number_of_ctas_that_was_found_stands_where_a_typed_one_would(
+    make_outcome, make_record, make_point
+):
+    point = replace(make_point(kernel={"num_comm_ctas": "auto"}), executor="cuda")
+    record = make_record(0, {("fused", "e2e"): (9, 9)})
+    found = replace(record, counts={**record.counts, "num_comm_ctas": 7})
+
+    rows = [
+        summary_rows([make_outcome(point=point, figures={}, **ended)])[0]
+        for ended in (
+            {"records": (found,)},
+            {"records": (record,)},  # of an older version
+            {"records": (), "status": Status.runtime_error, "reason": "because"},
+        )
+    ]
+
+    assert [row["num_comm_ctas"] for row in rows] == [7, None, None]
+
+
 @pytest.mark.parametrize(
     ("reasons", "throttled", "word"),
     [

@@ -1,5 +1,7 @@
 """Chunks of a row: never so small that copies lose their rate."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -47,3 +49,14 @@ def test_a_row_is_cut_as_often_as_every_chunk_stays_large_enough(hidden, tile_n)
     for more in range(num_chunks + 1, -(-row_bytes // tile_bytes) + 1):
         if more * MIN_CHUNK_BYTES <= row_bytes:
             assert min(chunk_bytes(row_bytes, tile_bytes, more)) < MIN_CHUNK_BYTES
+
+
+def test_rows_go_home_by_the_settings_of_the_second_gemm_where_there_are_two():
+    one = PlanSettings(num_ranks=2, num_experts=4, num_topk=1, num_n_tiles=6, num_chunks=6)
+    two = replace(one, second_gemm=(9, 3))
+
+    home = two.homeward
+
+    assert one.homeward is one
+    assert (home.num_n_tiles, home.num_chunks, home.second_gemm) == (9, 3, None)
+    assert replace(home, num_n_tiles=6, num_chunks=6) == one

@@ -12,8 +12,10 @@ from tilepipe.workload import (
     Routing,
     Traffic,
     dedup_bytes,
+    dedup_wire_bytes,
     draw,
     gemm_shape,
+    gemm_shapes,
     grouped_gemm_flops,
     logical_bytes,
     row_bytes,
@@ -51,6 +53,13 @@ def test_wire_bytes_leave_out_rows_that_stay():
     )
 
 
+def test_with_one_copy_for_each_rank_fewer_bytes_cross_a_link():
+    # Of rank 0 tokens 1 and 2 go to rank 1, which owns both experts of token 2.
+    assert dedup_wire_bytes(TOY, row_bytes=10) == Traffic(
+        total_bytes=30, sent_bytes=(20, 10), received_bytes=(10, 20)
+    )
+
+
 @given(seed=st.integers(0, 1000), num_ranks=st.sampled_from([1, 2, 4]))
 def test_bytes_agree_with_counting_row_by_row(seed, num_ranks):
     law = routings.MaskedRouting(seed=seed, masked_share=0.3)
@@ -66,11 +75,14 @@ def test_bytes_agree_with_counting_row_by_row(seed, num_ranks):
     logical = logical_bytes(routing, row_bytes=6)
     wire = wire_bytes(routing, row_bytes=6)
     dedup = dedup_bytes(routing, row_bytes=6)
+    dedup_wire = dedup_wire_bytes(routing, row_bytes=6)
 
     assert logical.total_bytes == 6 * len(rows)
     assert wire.total_bytes == 6 * sum(source != owner for source, _, owner in rows)
     assert dedup.total_bytes == 6 * len(set(rows))
-    for traffic in (logical, wire, dedup):
+    moved_once = {(source, token, owner) for source, token, owner in rows if source != owner}
+    assert dedup_wire.total_bytes == 6 * len(moved_once)
+    for traffic in (logical, wire, dedup, dedup_wire):
         assert sum(traffic.sent_bytes) == sum(traffic.received_bytes) == traffic.total_bytes
 
 
@@ -98,6 +110,16 @@ def test_a_bf16_row_has_two_bytes_an_element():
 )
 def test_each_operation_has_the_gemm_of_its_half_of_the_layer(operation, expected):
     assert gemm_shape(WORKLOAD, operation) == expected
+    assert gemm_shapes(WORKLOAD, operation) == (() if expected is None else (expected,))
+
+
+def test_a_layer_has_the_gemms_of_both_halves_and_so_no_one():
+    halves = [
+        gemm_shape(WORKLOAD, half) for half in (Operation.dispatch_gemm, Operation.gemm_combine)
+    ]
+
+    assert list(gemm_shapes(WORKLOAD, Operation.moe_layer)) == halves
+    assert gemm_shape(WORKLOAD, Operation.moe_layer) is None
 
 
 def test_flops_count_a_multiply_and_an_add():

@@ -8,7 +8,10 @@ from importlib.util import find_spec
 
 from tilepipe.config.choices import Baseline, Operation
 
-__all__ = ["left_out", "torch_contender"]
+__all__ = ["ROUNDINGS", "left_out", "torch_contender"]
+
+# Of a value between the products of torch's layer: gate, up, silu and their product, each to bf16.
+ROUNDINGS = 4
 
 # Operation -> the contender that does it with torch.
 _TORCH = {
@@ -16,16 +19,13 @@ _TORCH = {
     Operation.combine: "torch_combine",
     Operation.dispatch_gemm: "torch_sequential",
     Operation.gemm_combine: "torch_sequential",
+    Operation.moe_layer: "torch_layer",
 }
-# The device's oracle knows no products.
-_ON_GPU = (Operation.dispatch, Operation.combine)
 _DEEPEP = "https://github.com/deepseek-ai/DeepEP"
 
 
-def torch_contender(operation: Operation, *, executor: str) -> str | None:
+def torch_contender(operation: Operation) -> str | None:
     """The contender that does an operation with torch; None where this version has none."""
-    if executor == "cuda" and operation not in _ON_GPU:
-        return None
     return _TORCH.get(operation)
 
 
@@ -35,7 +35,7 @@ def left_out(names: Sequence[str], operation: str, *, executor: str) -> tuple[st
     for name in names:
         if name == Baseline.deepep.name:
             sentences.append(_deepep())
-        elif torch_contender(Operation[operation], executor=executor) is None:
+        elif torch_contender(Operation[operation]) is None:
             sentences.append(
                 f"baseline torch left out: on executor {executor} this version has none for "
                 f"{operation}; drop torch from measure.baselines"

@@ -63,7 +63,17 @@ def joined(
         raise _told(error, rank, limit_s, give_up) from error
     try:
         yield Collective(limit_s=limit_s, give_up=give_up)
-    finally:
+    except BaseException:
+        _leave_at_once(backend)
+        raise
+    dist.destroy_process_group()
+
+
+def _leave_at_once(backend: str) -> None:
+    """Leave a group that cannot go on: NCCL would wait for peers, which may wait for this rank."""
+    if backend == "nccl":
+        dist.distributed_c10d._abort_process_group()
+    else:
         dist.destroy_process_group()
 
 

@@ -80,6 +80,7 @@ class HostTorch:
         hidden: int,  # of the rows that travel
         collective: Collective | None,
         weights: Sequence[NDArray[np.float32]] = (),  # per expert here (N, K), exact in bf16
+        second: Sequence[NDArray[np.float32]] = (),  # the same of a layer's second GEMM
     ) -> None:
         num_tokens, num_topk = topk_idx.shape
         self._topk_idx = torch.from_numpy(topk_idx.astype(np.int64))
@@ -91,9 +92,10 @@ class HostTorch:
             num_received=num_received,
             hidden=hidden,
             device=_CPU,
-            weights=torch.from_numpy(np.stack(weights)).bfloat16() if weights else None,
+            weights=_stacked(weights) if weights else None,
             collective=collective,
         )
+        self._second = _stacked(second) if second else None
         self._route = self._layer.make_route(self._topk_idx)
         self._product = torch.zeros(0, 0, dtype=torch.bfloat16)
 
@@ -144,12 +146,24 @@ class HostTorch:
         self._layer.combine(self._route, y, self._topk_weights)
         return _stamps(start_ns, start_ns)
 
+    def moe_layer(self, x: NDArray[np.uint16]) -> Stamps:  # (num_tokens, hidden) bf16 bits
+        """Rows to their experts, through both products, home, and their weighted sum."""
+        second = self._second
+        assert second is not None, "a layer without second weights"
+        return self._routed(
+            lambda route: self._layer.forward(route, _rows(x), self._topk_weights, second)
+        )
+
     def _routed(self, work: Callable[[Route], object]) -> Stamps:
         start_ns = time.monotonic_ns()
         self._route = self._layer.make_route(self._topk_idx)
         planned_ns = time.monotonic_ns()
         work(self._route)
         return _stamps(start_ns, planned_ns)
+
+
+def _stacked(weights: Sequence[NDArray[np.float32]]) -> torch.Tensor:
+    return torch.from_numpy(np.stack(weights)).bfloat16()
 
 
 def _stamps(start_ns: int, planned_ns: int) -> Stamps:

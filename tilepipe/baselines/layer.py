@@ -23,6 +23,9 @@ from tilepipe.baselines.collective import Collective
 
 __all__ = ["Route", "TorchLayer"]
 
+# Public since torch 2.10; before, the same function under its first name.
+_grouped_mm = getattr(F, "grouped_mm", None) or torch._grouped_mm
+
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
@@ -112,9 +115,28 @@ class TorchLayer:
     def multiply(self, route: Route, rows: torch.Tensor) -> torch.Tensor:  # (num_received, K) bf16
         """Each expert's rows times its weight: (num_received, N)."""
         assert self._weights is not None, "a layer without weights"
-        if not len(rows):  # which grouped_mm refuses
-            return rows.new_zeros(0, self._weights.shape[1])
-        return F.grouped_mm(rows, self._weights.transpose(-2, -1), offs=route.expert_ends)
+        return _multiplied(route, rows, self._weights)
+
+    def forward(
+        self,
+        route: Route,
+        x: torch.Tensor,  # (num_tokens, hidden) bf16
+        topk_weights: torch.Tensor,  # as of combine
+        second: torch.Tensor,  # (experts here, hidden, intermediate) bf16
+    ) -> torch.Tensor:  # (num_tokens, hidden) bf16
+        """The whole layer."""
+        y = self.apply_experts(route, self.dispatch(route, x), second)
+        return self.combine(route, y, topk_weights)
+
+    def apply_experts(
+        self,
+        route: Route,
+        rows: torch.Tensor,  # (num_received, hidden) bf16, by expert
+        second: torch.Tensor,  # (experts here, hidden, intermediate) bf16
+    ) -> torch.Tensor:  # (num_received, hidden) bf16
+        """Both products; of the layer's own weights the first half makes gate, the second up."""
+        gate, up = self.multiply(route, rows).chunk(2, dim=1)
+        return _multiplied(route, F.silu(gate).mul_(up), second)
 
     def combine(
         self,
@@ -123,6 +145,11 @@ class TorchLayer:
         topk_weights: torch.Tensor,  # (num_tokens, num_topk) float32, 0 where a slot is dropped
     ) -> torch.Tensor:  # (num_tokens, hidden) bf16
         """Rows back to their tokens, and the weighted sum over slots."""
+        self.bring_home(route, y)
+        return self.add_up(topk_weights)
+
+    def bring_home(self, route: Route, y: torch.Tensor) -> None:  # (num_received, hidden) bf16
+        """Every row back to its token and slot."""
         returned = y
         if self._collective is not None and route.arrange is not None:
             # As it arranged the rows that came, backwards.
@@ -130,6 +157,12 @@ class TorchLayer:
             returned = self._near[: len(route.slot)]
             self._collective.exchange(returned, self._far, route.sent, route.received)
         self._home.index_copy_(0, route.slot, returned)
+
+    def add_up(
+        self,
+        topk_weights: torch.Tensor,  # (num_tokens, num_topk) float32, 0 where a slot is dropped
+    ) -> torch.Tensor:  # (num_tokens, hidden) bf16
+        """The weighted sum over slots of rows that are home."""
         rows = self._home.view(-1, self.num_topk, self._home.shape[1])
         return self.out.copy_(torch.mul(rows, topk_weights[:, :, None]).sum(1))
 
@@ -138,3 +171,9 @@ class TorchLayer:
         for rows in (self.received, self._near, self._far, self.out):
             rows.view(torch.int16).fill_(value)
         self._home.view(torch.int16).index_fill_(0, route.slot, value)
+
+
+def _multiplied(route: Route, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    if not len(rows):  # which grouped_mm refuses
+        return rows.new_zeros(0, weights.shape[1])
+    return _grouped_mm(rows, weights.transpose(-2, -1), offs=route.expert_ends)

@@ -47,6 +47,7 @@ from tilepipe.config.schemas import (
     HotExpertRouting,
     HotRankRouting,
 )
+from tilepipe.config.tiles import check_tiles
 
 __all__ = ["check_config", "check_same_sweep", "check_sweep"]
 
@@ -77,6 +78,7 @@ def check_config(config: Config) -> None:
     _check_executor(config)
     _check_gpu_keys(config)
     _check_kernels(config)
+    check_tiles(config)
     _check_pace(config)
     _check_measure(config)
     _check_baselines(config)
@@ -91,16 +93,13 @@ def _check_sizes(config: Config) -> None:
     workload = config.workload
     elem_bytes = _ELEM_BYTES[workload.dtype]
     keys = ["hidden"]
-    if config.operation in (
-        Operation.grouped_gemm,
-        Operation.dispatch_gemm,
-        Operation.gemm_combine,
-    ):
+    if config.operation not in (Operation.dispatch, Operation.combine):
         # The first GEMM stores rows of 2 x intermediate, the second loads rows of intermediate.
         keys.append("intermediate")
     for key in keys:
         value = getattr(workload, key)
-        doubled = key == "intermediate" and config.operation is not Operation.gemm_combine
+        halved = config.operation in (Operation.gemm_combine, Operation.moe_layer)
+        doubled = key == "intermediate" and not halved
         row_bytes = value * elem_bytes * (2 if doubled else 1)
         step = 16 * value // math.gcd(16 * value, row_bytes)
         allowed = f"rows of {row_bytes} bytes are no multiple of 16; use a multiple of {step}"
@@ -262,12 +261,10 @@ def _check_kernels(config: Config) -> None:
         return
     allowed = f"kernels hold at most {MAX_TOPK} slots of a token; lower it, or type hardware=cpu"
     require(num_topk <= MAX_TOPK, "workload.num_topk", num_topk, allowed)
-    ctas, operation = kernel.num_comm_ctas, config.operation.name
-    allowed = f"{operation} alone has no best count to find; type counts to sweep"
     if isinstance(kernel, FusedKernel):
-        allowed = f"no measured rule chooses it for {operation}; type counts to sweep"
         _check_fused(kernel)
-    require(ctas != "auto", "kernel.num_comm_ctas", ctas, allowed)
+    if kernel.num_comm_ctas == "auto":
+        _check_auto(config, kernel)
     if config.operation is Operation.combine:
         warps, most = kernel.num_comm_warps, max_combine_warps(num_topk)
         allowed = (
@@ -280,6 +277,23 @@ def _check_kernels(config: Config) -> None:
     _check_residency(config, kernel)
     if kernel.copy is Copy.tma:
         _check_bulk(config, kernel)
+
+
+def _check_auto(config: Config, kernel: CommunicationKernel) -> None:
+    """What the number of communication CTAs is chosen by."""
+    allowed = f"{config.operation.name} alone has no best count to find; type counts to sweep"
+    require(isinstance(kernel, FusedKernel), "kernel.num_comm_ctas", "auto", allowed)
+    assert kernel.copy is not None, "null is refused on a GPU"
+    hardware = config.hardware
+    needed = [f"{kernel.copy.name}_cta_gbps", "beside_gemm_share", "hbm_gbps", "reached_tflops"]
+    if config.launch.fabric is Fabric.nvshmem:
+        needed.append("reached_link_gbps")
+    missing = [f"hardware.{key}" for key in needed if getattr(hardware, key) is None]
+    allowed = (
+        f"it is chosen by {', '.join(missing)}, which hardware={hardware.name} does not tell; "
+        "type them and their sources, or counts to sweep"
+    )
+    require(not missing, "kernel.num_comm_ctas", "auto", allowed)
 
 
 def _check_planned(order: Order, num_experts: int) -> None:
@@ -395,5 +409,9 @@ def _check_measure(config: Config) -> None:
         )
         allowed = "measure.l2=cold would flush inside the period; type measure.l2=warm too"
         require(isolated or l2 is L2.warm, "measure.regime", regime, allowed)
-        allowed = f"only the host executor records one; {_ON_HOST}"
-        require(not measure.timeline, "measure.timeline", measure.timeline, allowed)
+        fused = config.operation in (Operation.dispatch_gemm, Operation.gemm_combine)
+        allowed = f"on a GPU only dispatch_gemm and gemm_combine record one; {_ON_HOST}"
+        require(fused or not measure.timeline, "measure.timeline", measure.timeline, allowed)
+        one_clock = config.launch.fabric is Fabric.loopback
+        allowed = "GPUs have a clock each; type launch.fabric=loopback, or leave the key out"
+        require(one_clock or not measure.timeline, "measure.timeline", measure.timeline, allowed)

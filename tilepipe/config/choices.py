@@ -37,6 +37,7 @@ class Operation(Enum):
     grouped_gemm = "grouped_gemm"  # received rows times their expert's first weight, no sending
     dispatch_gemm = "dispatch_gemm"  # dispatch and the first GEMM overlapped, tile by tile
     gemm_combine = "gemm_combine"  # the second GEMM and combine overlapped, tile by tile
+    moe_layer = "moe_layer"  # dispatch, first GEMM, SwiGLU, second GEMM, combine: both halves
 
 
 class Fabric(Enum):

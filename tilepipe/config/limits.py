@@ -11,7 +11,6 @@ __all__ = [
     "MAX_NVSHMEM_RANKS",
     "MAX_PLANNED_EXPERTS",
     "MAX_TOPK",
-    "OPERATIONS_WITH_KERNELS",
     "PLANNED_ORDERS",
     "RING_BYTES",
     "SHARED_BYTES",
@@ -23,10 +22,6 @@ __all__ = [
     "piece_bytes",
 ]
 
-OPERATIONS_WITH_KERNELS = (
-    *("dispatch", "combine", "grouped_gemm"),
-    *("dispatch_gemm", "gemm_combine"),
-)
 MAX_LOOPBACK_RANKS = 8  # they share one GPU
 MAX_NVSHMEM_RANKS = 32  # a lane of a warp watches each rank
 FUSED_WARPS = 12  # of every CTA of a fused launch, whatever its role: three warpgroups

@@ -62,6 +62,7 @@ __all__ = [
     "Kernel",
     "Launch",
     "Measure",
+    "MoeLayerKernel",
     "Routing",
     "TraceRouting",
     "UniformRouting",
@@ -87,12 +88,26 @@ class Hardware:
     hbm_gbps_source: str | None
     bf16_tflops: float | None  # dense
     bf16_tflops_source: str | None
+    # Measured, 1e9 bytes/s where no other unit is named: what kernel.num_comm_ctas=auto goes by.
+    simt_cta_gbps: float | None = None  # rows that one CTA moves, the chip otherwise idle
+    simt_cta_gbps_source: str | None = None
+    tma_cta_gbps: float | None = None
+    tma_cta_gbps_source: str | None = None
+    beside_gemm_share: float | None = None  # of those rates, what is left beside a GEMM
+    beside_gemm_share_source: str | None = None
+    reached_link_gbps: float | None = None  # by a plain copy of rows, one GPU, one direction
+    reached_link_gbps_source: str | None = None
+    reached_tflops: float | None = None  # by our grouped GEMM on all SMs, rows of padding counted
+    reached_tflops_source: str | None = None
 
     def __post_init__(self) -> None:
         require(self.num_gpus >= 0, "hardware.num_gpus", self.num_gpus, "must be 0 or more")
         require(self.num_ranks >= 1, "hardware.num_ranks", self.num_ranks, "must be 1 or more")
-        for key in ("num_sms", "link_gbps", "hbm_gbps", "bf16_tflops"):
-            value, source = getattr(self, key), getattr(self, f"{key}_source")
+        share, allowed = self.beside_gemm_share, "must be above 0 and at most 1, or null"
+        require(share is None or 0 < share <= 1, "hardware.beside_gemm_share", share, allowed)
+        for source_key in [key.name for key in fields(self) if key.name.endswith("_source")]:
+            key = source_key.removesuffix("_source")
+            value, source = getattr(self, key), getattr(self, source_key)
             positive = value is None or (value > 0 and math.isfinite(value))
             require(positive, f"hardware.{key}", value, "must be above 0, or null")
             sourced = value is None or bool(source)
@@ -205,7 +220,22 @@ class GemmCombineKernel(FusedKernel):
     num_chunks: int | None = None  # pieces along N; null: as many as are 3.5 KiB each
 
 
-Kernel = DispatchKernel | CombineKernel | GroupedGemmKernel | DispatchGemmKernel | GemmCombineKernel
+@dataclass(kw_only=True)
+class MoeLayerKernel(FusedKernel):
+    """Dispatch, both GEMMs, SwiGLU between them and combine: two fused launches in a row."""
+
+    operation: Operation = Operation.moe_layer
+    home_granularity: HomeGranularity = HomeGranularity.token
+
+
+Kernel = (
+    DispatchKernel
+    | CombineKernel
+    | GroupedGemmKernel
+    | DispatchGemmKernel
+    | GemmCombineKernel
+    | MoeLayerKernel
+)
 
 
 @dataclass(kw_only=True)
@@ -311,6 +341,7 @@ KERNELS: dict[Operation, type[Kernel]] = {
     Operation.grouped_gemm: GroupedGemmKernel,
     Operation.dispatch_gemm: DispatchGemmKernel,
     Operation.gemm_combine: GemmCombineKernel,
+    Operation.moe_layer: MoeLayerKernel,
 }
 
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from itertools import permutations
 from typing import Any
 
-from tilepipe.config.limits import OPERATIONS_WITH_KERNELS
+from tilepipe.config.choices import Operation
 from tilepipe.doctor.fact import Fact, State
 from tilepipe.doctor.libraries import spelled_cuda
 from tilepipe.results.provenance import gpu_facts
@@ -160,7 +160,7 @@ def hardware_section(gpus: Gpus) -> list[Fact]:
     if used < len(gpus.visible):
         text += f", which uses {used} of {len(gpus.visible)} GPUs"
         auto = Fact("hardware", "hardware=auto", State.note, text, "type another hardware option")
-    text = f"this version has those of {', '.join(OPERATIONS_WITH_KERNELS)}"
+    text = f"this version has those of {', '.join(Operation.__members__)}"
     return [auto, Fact("hardware", "kernels", State.ok, text)]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tilepipe.baselines.asked import torch_contender
+from tilepipe.baselines.asked import ROUNDINGS, torch_contender
 from tilepipe.config.choices import Baseline, Operation
 from tilepipe.experiments.oracle import Oracle
 from tilepipe.experiments.session import Session, computing_stage, whole_launch
@@ -16,6 +16,7 @@ from tilepipe.experiments.setting import Components
 from tilepipe.experiments.trial import Gated, Trial
 from tilepipe.measure.gate import BF16_POISON
 from tilepipe.records import Verdict
+from tilepipe.workload.shapes import gemm_shapes
 
 __all__ = ["with_baselines"]
 
@@ -46,12 +47,13 @@ class _BesideTorch:
         self._trial = trial
         config, routing = self.session.config, self.session.routing
         self._operation = config.operation
-        name = torch_contender(self._operation, executor="host")
+        name = torch_contender(self._operation)
         assert name is not None, "no such contender"
         self._name = name
         self._workload = config.workload
         self._layout = self.session.packed_layout()
-        multiplies = self._operation in (Operation.dispatch_gemm, Operation.gemm_combine)
+        num_gemms = len(gemm_shapes(self._workload, self._operation))
+        weights = [self.session.weights(number) for number in range(num_gemms)]
         self._torch = host_torch(
             self.session.topk_idx,
             self.session.topk_weights,
@@ -59,7 +61,8 @@ class _BesideTorch:
             num_received=self._layout.num_rows,
             hidden=self._workload.hidden,
             collective=collective,
-            weights=self.session.weights() if multiplies else (),
+            weights=weights[0] if weights else (),
+            second=weights[1] if len(weights) > 1 else (),
         )
         self._oracle = Oracle(self.session.placed, rank=self.session.rank)
 
@@ -74,7 +77,7 @@ class _BesideTorch:
     def prepare(self, contender: str, launch: int) -> None:
         if contender != self._name:
             self._trial.prepare(contender, launch)
-        elif self._operation in (Operation.dispatch, Operation.dispatch_gemm):
+        elif self._operation not in (Operation.combine, Operation.gemm_combine):
             self._rows = self.session.rows_to_send(launch, self._workload.hidden)
         else:
             combines = self._operation is Operation.combine
@@ -108,6 +111,16 @@ class _BesideTorch:
                 return [oracle.check_gemm(launch, torch.product, layout, num_k=num_k, **named)]
             case Operation.combine:
                 return [oracle.check_summed(launch, torch.out, **named)]
+            case Operation.moe_layer:
+                return [
+                    oracle.check_layer(
+                        launch,
+                        torch.out,
+                        intermediate=self._workload.intermediate,
+                        num_roundings=ROUNDINGS,
+                        **named,
+                    )
+                ]
             case _:
                 num_k = self._workload.intermediate
                 return [oracle.check_gemm_combined(launch, torch.out, num_k=num_k, **named)]

@@ -8,7 +8,12 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from tilepipe.measure.gate import TOLERANCES, compare_close, compare_exact
+from tilepipe.measure.gate import (
+    TOLERANCES,
+    activation_deviation,
+    compare_close,
+    compare_exact,
+)
 from tilepipe.records import Verdict
 from tilepipe.reference import moe
 from tilepipe.schedule.layout import ReceiveLayout
@@ -145,6 +150,30 @@ class Oracle:
             stage=stage,
         )
 
+    def check_layer(
+        self,
+        launch: int,
+        out: NDArray[np.uint16],
+        *,
+        intermediate: int,
+        num_roundings: int = 1,  # of a value between the products; see measure.gate
+        contender: str,
+        stage: str,
+    ) -> Verdict:
+        """Weighted sums of dispatched rows, twice multiplied with SwiGLU between, in FP32."""
+        rows, scale = self._expert_rows(launch, out.shape[1], intermediate, num_roundings)
+        everything = np.arange(len(out))
+        travel = np.abs(rows) * np.float32(_TOLERANCE.rounding / _TOLERANCE.per_term)
+        return compare_close(
+            bf16.from_bits(out),
+            self._sum(rows, everything),
+            _TOLERANCE,
+            num_terms=1,
+            abs_sum=self._sum(scale + travel, everything),
+            contender=contender,
+            stage=stage,
+        )
+
     def _per_expert(
         self, launch: int, rows: NDArray[np.uint16], layout: ReceiveLayout, num_columns: int
     ) -> Iterator[tuple[NDArray[np.uint16], NDArray[np.uint16]]]:
@@ -187,6 +216,29 @@ class Oracle:
             a = bf16.from_bits(bits)
             (rows[token, slot],) = moe.grouped_gemm([a], [b])
             scale[token, slot] = _norms(a) * _norms(b).max()
+        return rows, scale
+
+    def _expert_rows(
+        self, launch: int, hidden: int, intermediate: int, num_roundings: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """What experts make of every slot of this rank's tokens, and how far each may be off, in
+        units of `per_term`."""
+        rows = np.zeros((*self._topk_idx.shape, hidden), np.float32)
+        scale = np.zeros_like(rows)
+        deviation = np.float32(activation_deviation(num_roundings) / _TOLERANCE.per_term)
+        for expert in range(self._num_experts):
+            token, slot = np.nonzero(self._topk_idx == expert)
+            if not len(token):
+                continue
+            x = bf16.from_bits(payload.row_bits(launch, self._rank, token, hidden))
+            first = payload.expert_weights(expert, 2 * intermediate, hidden)
+            second = payload.expert_weights(expert, hidden, intermediate)
+            (product,) = moe.grouped_gemm([x], [first])
+            gate, up = np.split(product, 2, axis=1)
+            activated = moe.swiglu(gate, up)
+            (rows[token, slot],) = moe.grouped_gemm([activated], [second])
+            scale[token, slot] = intermediate * np.outer(_norms(activated), _norms(second))
+            scale[token, slot] += deviation * np.outer(_norms(gate * up), np.abs(second).max(1))
         return rows, scale
 
 

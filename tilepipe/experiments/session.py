@@ -22,7 +22,7 @@ from tilepipe.fabric.host import HeapPlace
 from tilepipe.host.delays import NO_DELAYS, Delays
 from tilepipe.host.gemm import GroupedGemm
 from tilepipe.host.launch import Stamps
-from tilepipe.host.rank import HostRank
+from tilepipe.host.layer import HostLayer
 from tilepipe.schedule.layout import ReceiveLayout, count_rows, first_rows, make_layout
 from tilepipe.workload import payload, shapes
 
@@ -43,14 +43,14 @@ class Session:
     ) -> None:
         """Draw and place the routing and meet the peers.
 
-        Raises what `draw`, `place` and `HostRank` raise.
+        Raises what `draw`, `place` and `HostLayer` raise.
         """
         launch = config.launch
         self.config, self.rank = config, rank
         self.placed = placed_routing(config)
         self.routing = self.placed.physical
         self.settings = plan_settings(config, self.placed)
-        self.host = HostRank(
+        self.host = HostLayer(
             place,
             rank=rank,
             settings=self.settings,
@@ -98,10 +98,9 @@ class Session:
         _, rank, token, slot = self.host.received_homes()
         return payload.row_bits(launch, rank, token, columns, slot=slot)
 
-    def weights(self) -> list[NDArray[np.float32]]:  # (N, K) each, exact in bf16
-        """Weights of this rank's physical experts."""
-        shape = shapes.gemm_shape(self.config.workload, self.config.operation)
-        assert shape is not None, "an operation without a GEMM"
+    def weights(self, number: int = 0) -> list[NDArray[np.float32]]:  # (N, K) each, exact in bf16
+        """Weights of this rank's physical experts, of the operation's first or second GEMM."""
+        shape = shapes.gemm_shapes(self.config.workload, self.config.operation)[number]
         held = self.placed.placement.experts_on(self.rank).tolist()
         # One array an expert, shared by its replicas here; no row meets those of expert -1.
         weights = {

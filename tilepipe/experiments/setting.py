@@ -16,6 +16,7 @@ from tilepipe.config.schemas import (
     Config,
     GemmCombineKernel,
     GroupedGemmKernel,
+    MoeLayerKernel,
 )
 from tilepipe.schedule.plan import RankPlan
 from tilepipe.schedule.settings import PlanSettings, num_chunks_of
@@ -51,15 +52,16 @@ def plan_settings(config: Config, placed: Placed) -> PlanSettings:
     """
     kernel, workload = config.kernel, config.workload
     num_physical = placed.placement.num_physical
-    gemm = shapes.gemm_shape(workload, config.operation)
-    num_n_tiles = -(-gemm.n // kernel.tile_n) if gemm else 1
+    gemms = shapes.gemm_shapes(workload, config.operation)
+    num_n_tiles, *of_second = [-(-gemm.n // kernel.tile_n) for gemm in gemms] or [1]
     num_chunks = num_n_tiles
+    pieces = num_chunks_of(workload.hidden * _BF16_BYTES, kernel.tile_n * _BF16_BYTES)
     chosen: dict[str, Any] = {}
     if isinstance(kernel, GemmCombineKernel):
-        num_chunks = kernel.num_chunks or num_chunks_of(
-            workload.hidden * _BF16_BYTES, kernel.tile_n * _BF16_BYTES
-        )
+        num_chunks = kernel.num_chunks or pieces
         chosen["walk"] = kernel.walk or Walk.expert
+    if of_second:
+        chosen |= {"second_gemm": (of_second[0], pieces)}
     if not isinstance(kernel, GroupedGemmKernel):
         if kernel.planner is Planner.device and num_physical > MAX_PLANNED_EXPERTS:
             raise ValueError(
@@ -68,7 +70,7 @@ def plan_settings(config: Config, placed: Placed) -> PlanSettings:
                 "kernel.planner=numpy, or place fewer"
             )
         chosen |= {"granularity": kernel.granularity, "order": kernel.order}
-    if isinstance(kernel, CombineKernel | GemmCombineKernel):
+    if isinstance(kernel, CombineKernel | GemmCombineKernel | MoeLayerKernel):
         chosen |= {"home_granularity": kernel.home_granularity}
     return PlanSettings(
         num_ranks=config.launch.num_ranks,
@@ -145,8 +147,9 @@ def counts_of(
         "logical_bytes": shapes.logical_bytes(routing, row_bytes=row_bytes).total_bytes,
         "dedup_bytes": shapes.dedup_bytes(routing, row_bytes=row_bytes).total_bytes,
         "wire_bytes": shapes.wire_bytes(routing, row_bytes=row_bytes).total_bytes,
+        "dedup_wire_bytes": shapes.dedup_wire_bytes(routing, row_bytes=row_bytes).total_bytes,
     }
-    shape = shapes.gemm_shape(config.workload, config.operation)
-    if shape is not None:
-        counts["flops"] = shapes.grouped_gemm_flops(int(rows.sum()), shape)
+    gemms = shapes.gemm_shapes(config.workload, config.operation)
+    if gemms:
+        counts["flops"] = sum(shapes.grouped_gemm_flops(int(rows.sum()), gemm) for gemm in gemms)
     return counts

@@ -61,6 +61,7 @@ class Slot(_FromZero):
     scratch = auto()  # int32: what the plan kernels keep, see PlanConstants
     plan_rounds = auto()  # (CTAs,) int64: rounds that each CTA of the plan kernels has ended
     gemm_tiles = auto()  # (tiles, 8) int32: cluster tiles in hand-out order
+    second_tiles = auto()  # the same of a layer's second GEMM
     push_units = auto()  # (units, 4) int32: M tile, chunk, first tile to wait for, how many
     tile_stored = auto()  # (tiles x N tiles,) int32: rows stored by (M tile, chunk along N)
     record = auto()  # (len(RECORD_FIELDS),) int64 in pinned host memory: why this rank gave up
@@ -92,6 +93,7 @@ class Word(IntEnum):
     num_units = 18  # pieces of tiles that go home one by one
     max_parts = 19  # room for token counters, of all parts
     num_first_tiles = 16  # M tiles that the first tiles of this rank's GEMM are of
+    num_second_tiles = 19  # cluster tiles of a layer's second GEMM
     send_queue = 32  # rows claimed so far
     push_queue = 64
     reduce_queue = 96  # units claimed so far

@@ -13,7 +13,14 @@ from tilepipe.records import SpanKind
 from tilepipe.schedule.plan import RankPlan
 from tilepipe.workload import bf16
 
-__all__ = ["GroupedGemm"]
+__all__ = ["GroupedGemm", "swiglu"]
+
+
+def swiglu(gate: NDArray[np.float32], up: NDArray[np.float32]) -> NDArray[np.float32]:  # as both
+    """silu(gate) x up, silu(x) being x / (1 + exp(-x))."""
+    # A gate far below 0 is divided by infinity; of gaps in a layout anything may come.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(gate / (np.float32(1) + np.exp(-gate)) * up, np.float32)
 
 
 class GroupedGemm:
@@ -24,15 +31,16 @@ class GroupedGemm:
         weights: Sequence[NDArray[np.float32]],  # per local expert (N, K), values exact in bf16
         *,
         tile_n: int,
+        gated: bool = False,  # the first half of a weight's rows makes gate, the second up
     ) -> None:
-        self._weights = weights
+        self._weights, self._gated = weights, gated
         self._tile_n = tile_n
 
     def run(
         self,
         plan: RankPlan,
         a: NDArray[np.uint16],  # (rows, K) bf16 bits, grouped by expert
-        out: NDArray[np.uint16],  # (rows, N) bf16 bits
+        out: NDArray[np.uint16],  # (rows, N) bf16 bits; gated: (rows, N / 2), SwiGLU of both
         *,
         before_tile: Callable[[int], None] | None = None,
         after_read: Callable[[int], None] | None = None,
@@ -58,14 +66,24 @@ class GroupedGemm:
                 lane.lap(SpanKind.copy, m_tile, num_rows=valid)
                 if after_read is not None:
                     after_read(m_tile)
-            columns = slice(n_tile * self._tile_n, (n_tile + 1) * self._tile_n)
-            product = staged[m_tile] @ self._weights[expert][columns].T
-            out[first : first + valid, columns] = bf16.to_bits(product)
+            columns, values = self._tile(staged[m_tile], self._weights[expert], n_tile)
+            out[first : first + valid, columns] = bf16.to_bits(values)
             if after_store is not None:
                 after_store(m_tile, n_tile)
             lane.lap(SpanKind.tile, m_tile, n_tile, valid)
             if last_visit[m_tile] == place:
                 del staged[m_tile]
+
+    def _tile(
+        self, rows: NDArray[np.float32], weight: NDArray[np.float32], n_tile: int
+    ) -> tuple[slice, NDArray[np.float32]]:
+        """Output columns of an N tile, and what the rows have there."""
+        width = self._tile_n // 2 if self._gated else self._tile_n
+        columns = slice(n_tile * width, (n_tile + 1) * width)
+        if not self._gated:
+            return columns, rows @ weight[columns].T
+        gates, ups = np.split(weight, 2)
+        return columns, swiglu(rows @ gates[columns].T, rows @ ups[columns].T)
 
     def run_per_expert(
         self,

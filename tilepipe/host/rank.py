@@ -17,11 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilepipe.fabric.host import HeapPlace, HostHeap
-from tilepipe.host.buffers import (
-    DispatchTarget,
-    HomeTarget,
-    unpack_home,
-)
+from tilepipe.host.buffers import DispatchTarget, HomeTarget, unpack_home
 from tilepipe.host.combine import CompletionQueue, Pusher, reduce_tokens, wait_home
 from tilepipe.host.delays import NO_DELAYS, pause
 from tilepipe.host.dispatch import Arrivals, EarlyTiles, send_rows
@@ -29,12 +25,18 @@ from tilepipe.host.gemm import GroupedGemm
 from tilepipe.host.launch import Form, Stamps, TwoThreads
 from tilepipe.host.memory import specs_of
 from tilepipe.host.protocol import LaunchGate
-from tilepipe.host.recorder import NO_LANES
+from tilepipe.host.recorder import NO_LANES, Lanes
 from tilepipe.host.spans import lanes_for, spans_of
 from tilepipe.records import Span, SpanKind
 from tilepipe.schedule.completion import chunk_columns
 from tilepipe.schedule.layout import check_capacity, count_rows
-from tilepipe.schedule.plan import RankPlan, make_rank_plan, plan_home, plan_returns
+from tilepipe.schedule.plan import (
+    RankPlan,
+    homeward_plan,
+    make_rank_plan,
+    plan_home,
+    plan_returns,
+)
 from tilepipe.schedule.settings import PlanSettings
 from tilepipe.schedule.shape import Shape, capacity_of
 
@@ -72,7 +74,7 @@ class HostRank:
             DispatchTarget(self.heap, settings.granularity, suffix) for suffix in shape.suffixes
         ]
         self._homes = [HomeTarget(self.heap, suffix) for suffix in shape.suffixes]
-        self._queue = CompletionQueue(settings, rows=self.capacity)
+        self._queue = CompletionQueue(settings.homeward, rows=self.capacity)
         self._threads = TwoThreads(self.heap)
         self.delays = NO_DELAYS
         self.plan: RankPlan | None = None
@@ -114,14 +116,19 @@ class HostRank:
 
         A launch of the same routing has gone before.
         """
-        settings, num_tokens = self.settings, len(self._topk_idx)
-        self._lanes = lanes = lanes_for(self.current_plan, settings, num_tokens=num_tokens)
+        self._lanes = self._empty_lanes(self.current_plan, self.settings)
         try:
             launch()
+            return self._recorded(self.current_plan, self.settings)
         finally:
             self._lanes = NO_LANES
-        plan, stamps = self.current_plan, self._threads.latest
-        return spans_of(lanes, stamps, plan=plan, tickets=self._tickets, settings=settings)
+
+    def _empty_lanes(self, plan: RankPlan, settings: PlanSettings) -> Lanes:
+        return lanes_for(plan, settings, num_tokens=len(self._topk_idx))
+
+    def _recorded(self, plan: RankPlan, settings: PlanSettings) -> tuple[Span, ...]:
+        lanes, stamps, tickets = self._lanes, self._threads.latest, self._tickets
+        return spans_of(lanes, stamps, plan=plan, tickets=tickets, settings=settings)
 
     def close(self) -> None:
         """End the sending thread; peers may still read this rank's memory."""
@@ -234,7 +241,7 @@ class HostRank:
         if form is Form.gemm_all:
             return self.grouped_gemm(a, gemm, y)
         start_ns, pusher = self._open_combine(y, spare=form is Form.gemm_contended)
-        plan, queue = self.current_plan, self._queue
+        plan, queue = homeward_plan(self.current_plan, self.settings), self._queue
         queue.open(plan.layout, self.gate.epoch)
         planned_ns = self._ready_ns(form)
         computed = threading.Event()
@@ -307,9 +314,8 @@ class HostRank:
         start_ns = time.monotonic_ns()
         pause(self.delays.entry_ms)
         targets = self._targets if spare else self._targets[:1]
-        counts = self.gate.exchange(
-            self._rows_to, [words for target in targets for words in target.counters()]
-        )
+        counters = [words for target in targets for words in target.counters()]
+        counts = self.gate.exchange(self._rows_to, counters + self._homes[0].counters())
         self._lanes.computing.lap(SpanKind.gate)
         check_capacity(counts, self.settings, self.capacity)
         epoch = self.gate.epoch
@@ -333,28 +339,31 @@ class HostRank:
         homes = self._homes if spare else self._homes[:1]
         self.gate.reopen([words for home in homes for words in home.counters()])
         self._lanes.computing.lap(SpanKind.gate)
-        epoch, plan, settings = self.gate.epoch, self.current_plan, self.settings
+        return start_ns, self._pusher(y, homes[-1])
+
+    def _pusher(self, y: NDArray[np.uint16], home: HomeTarget) -> Pusher:
+        """Plan the way home of rows that have arrived."""
+        epoch, plan, settings = self.gate.epoch, self.current_plan, self.settings.homeward
         row_home = self._targets[0].row_home[self.rank]
         rank, token, _ = unpack_home(row_home[: plan.layout.extent])
         tickets = plan_returns(
             plan.layout, rank.astype(np.int32), token.astype(np.int32), settings, epoch=epoch
         )
         self._tickets, self._home_plan = tickets, plan_home(self._sent_idx, settings)
-        pusher = Pusher(
+        return Pusher(
             settings,
             plan,
             tickets,
             row_home,
             y,
-            homes[-1],
+            home,
             self._home_plan,
             self.watch,
-            chunk_columns=chunk_columns(self.settings, self.shape.tile_n, self.shape.home_hidden),
+            chunk_columns=chunk_columns(settings, self.shape.tile_n, self.shape.home_hidden),
             epoch=epoch,
             delays=self.delays,
             lane=self._lanes.sender,
         )
-        return start_ns, pusher
 
     def _sending(
         self,

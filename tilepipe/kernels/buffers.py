@@ -33,6 +33,10 @@ def buffer_specs(settings: PlanSettings, shape: Shape) -> dict[Slot, ArraySpec]:
     slots = tokens * topk
     dispatched, returned = shape.dispatch_hidden, shape.home_hidden
     held = max(rows, 1)
+    home = settings.homeward
+    has_second = settings.second_gemm is not None
+    # Rows go home as a GEMM stores them: that it is timed with spare buffers, or is a layer's.
+    pushes_stored = returned > 0 and (shape.spare or has_second)
     plan = replace(plan_constants_of(settings, shape), num_ctas=MAX_PLAN_CTAS)
     spare_in, spare_home = (int(shape.spare and size > 0) for size in (dispatched, returned))
     sizes: dict[Slot, tuple[tuple[int, ...], type]] = {
@@ -74,7 +78,8 @@ def buffer_specs(settings: PlanSettings, shape: Shape) -> dict[Slot, ArraySpec]:
         Slot.plan_rounds: ((MAX_PLAN_CTAS,), np.int64),
         # Tiles may be handed out in halves.
         Slot.gemm_tiles: ((2 * tiles, RECORD_WORDS), np.int32),
-        Slot.push_units: ((tiles * settings.num_chunks * spare_home, 4), np.int32),
-        Slot.tile_stored: ((tiles * settings.num_n_tiles,), np.int32),
+        Slot.second_tiles: ((2 * tiles * has_second, RECORD_WORDS), np.int32),
+        Slot.push_units: ((tiles * home.num_chunks * pushes_stored, 4), np.int32),
+        Slot.tile_stored: ((tiles * home.num_n_tiles,), np.int32),
     }
     return {slot: ArraySpec(shape=size, dtype=dtype) for slot, (size, dtype) in sizes.items()}

@@ -31,7 +31,11 @@ from tilepipe.kernels.reduction import (
     num_units_of,
     stages_of,
     unit_at,
+    units_of,
 )
+from tilepipe.kernels.semaphore import Scope
+from tilepipe.kernels.stamps import Event, is_late, lap
+from tilepipe.kernels.track import AT_HOME, NO_ITEM
 from tilepipe.kernels.watchdog import wait_or_give_up
 
 __all__ = ["combine_entry", "reduce_tokens", "wait_home"]
@@ -47,6 +51,7 @@ def reduce_tokens(
     out: cutlass.Constexpr,  # slot of the output
     waiting: cutlass.Constexpr,  # False: all rows are known to be home
     limit_ns: Int64,
+    tape: cutlass.Constexpr = None,  # of the warp; None: it leaves no stamps
 ):
     """Reduce tokens of `rank`, in their order, each once its rows are home; with parts, the same of
     part after part. All lanes call it.
@@ -66,6 +71,7 @@ def reduce_tokens(
     alive = cutlass.Boolean(True)
     if cutlass.const_expr(waiting and constants.by_rank):
         alive = _wait_ranks(table, rank, lane, constants, limit_ns)
+        lap(tape, Event.wait, NO_ITEM, AT_HOME)
     by_token = waiting and not constants.by_rank
 
     here = cute.arch.shuffle_sync(claim_for_warp(queue, lane), 0)
@@ -74,7 +80,7 @@ def reduce_tokens(
     expert, weight = _slots(table, rank, first.token, lane, constants)
     if cutlass.const_expr(by_token):
         if alive and here < num_units:
-            came = _wait_token(table, rank, first.token, first.part, constants, limit_ns)
+            came = _wait_token(table, rank, first.token, first.part, constants, limit_ns, tape)
             alive = cute.arch.vote_all_sync(came)
     for column in cutlass.range_constexpr(stages - 1):
         if alive and here < num_units:
@@ -105,7 +111,7 @@ def reduce_tokens(
             if cutlass.const_expr(by_token):
                 if in_unit == 0 and alive and unit < num_units:
                     came = _wait_token(
-                        *(table, rank, fetched.token, fetched.part, constants, limit_ns)
+                        *(table, rank, fetched.token, fetched.part, constants, limit_ns, tape)
                     )
                     alive = cute.arch.vote_all_sync(came)
             if alive and unit < num_units:
@@ -133,6 +139,8 @@ def reduce_tokens(
             )
             filled = filled + 1 if filled + 1 < stages else Int32(0)
             drained = drained + 1 if drained + 1 < stages else Int32(0)
+        of_part = own.part * units_of(constants) + here % units_of(constants)
+        lap(tape, Event.reduce, own.token, of_part)
         here, expert, weight = coming, next_expert, next_weight
         coming = cute.arch.shuffle_sync(claimed, 0)
     cute.arch.cp_async_wait_group(0)
@@ -161,6 +169,7 @@ def _wait_token(
     part: Int32,
     constants: cutlass.Constexpr,
     limit_ns: Int64,
+    tape: cutlass.Constexpr = None,
 ) -> cutlass.Boolean:
     words = buffer(address(table, rank, Slot.words), Int32)
     epoch = words[int(Word.epoch)]
@@ -170,7 +179,9 @@ def _wait_token(
         expected = expected // constants.num_parts
         place = part * words[int(Word.max_tokens)] + token
     counter = element(address(table, rank, Slot.token_ready), place, Int32)
-    return wait_or_give_up(
+    lap(tape, Event.reduce)
+    late = is_late(tape, counter, expected, Scope.sys)
+    came = wait_or_give_up(
         table,
         rank,
         counter,
@@ -181,6 +192,8 @@ def _wait_token(
         constants.num_ranks,
         limit_ns,
     )
+    lap(tape, Event.wait, token, AT_HOME | late)
+    return came
 
 
 @cute.jit

@@ -5,7 +5,6 @@ Knows nothing of plans and of what lies in memory.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -20,6 +19,7 @@ from tilepipe.kernels.combine import combine_entry
 from tilepipe.kernels.compile import Code, compile_code
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.dispatch import dispatch_entry
+from tilepipe.kernels.kept import kept
 from tilepipe.kernels.memory import LANES
 from tilepipe.kernels.move import shared_bytes
 from tilepipe.kernels.plan import plan_entry
@@ -111,7 +111,7 @@ def constants_of(name: str, settings: PlanSettings, shape: Shape, knobs: Knobs) 
         "num_topk": settings.num_topk,
         "granularity": settings.granularity,
         "by_rank": settings.home_granularity is HomeGranularity.rank,
-        "num_chunks": settings.num_chunks,
+        "num_chunks": settings.homeward.num_chunks,
     }
     if name == "reduce":
         return Constants(num_warps=_REDUCE_WARPS, **rows, **group)
@@ -168,7 +168,7 @@ def stand_ins(name: str) -> tuple[Any, ...]:
     return (table, *sizes, make_fake_stream())
 
 
-@cache
+@kept
 def compile_launch(name: str, constants: Constants | PlanConstants) -> Code:
     """Compile a launch for stand-in arguments, once in a process; raises CompileError."""
     try:

@@ -37,6 +37,8 @@ __all__ = [
     "num_units_of",
     "ring_bytes",
     "stages_of",
+    "two_bf16",
+    "two_floats",
     "unit_at",
     "units_of",
 ]
@@ -161,17 +163,17 @@ def add_column(
         factor = cute.arch.shuffle_sync(weight, slot)
         words = load_shared_words(stage + lane * VECTOR_BYTES + slot * COLUMN_BYTES)
         for k in cutlass.range_constexpr(_WORDS):
-            low, high = _two_floats(words[k])
+            low, high = two_floats(words[k])
             sums[2 * k] = sums[2 * k] + _product(factor, low)
             sums[2 * k + 1] = sums[2 * k + 1] + _product(factor, high)
     if place < end:
         store_words(
             out + Int64(token) * constants.row_bytes + place,
-            [_two_bf16(sums[2 * k], sums[2 * k + 1]) for k in range(_WORDS)],
+            [two_bf16(sums[2 * k], sums[2 * k + 1]) for k in range(_WORDS)],
         )
 
 
-def _two_floats(word: Int32) -> tuple[Float32, Float32]:
+def two_floats(word: Int32) -> tuple[Float32, Float32]:
     """The two bf16 of a word: a bf16 is the upper half of a float."""
     low, high = Uint32(word) << 16, Uint32(word) & Uint32(0xFFFF0000)
     return low.bitcast(Float32), high.bitcast(Float32)
@@ -192,7 +194,7 @@ def _product(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
     return Float32(product)
 
 
-def _two_bf16(low: Float32, high: Float32) -> Int32:
+def two_bf16(low: Float32, high: Float32) -> Int32:
     """Two floats rounded to nearest even, side by side in a word."""
     return cute.arch.inline_ptx(
         "cvt.rn.bf16x2.f32 {$w0}, {$r0}, {$r1};",

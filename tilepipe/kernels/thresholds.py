@@ -41,7 +41,7 @@ def write_waits(member: cutlass.Constexpr, experts: cutlass.Constexpr):
     if member.number == 0:
         for peer in cutlass.range(member.thread, settings.num_ranks, plan.num_threads, unroll=1):
             owed = sent[(peer + 1) * local] - sent[peer * local]
-            of_rank[peer] = owed * settings.num_chunks
+            of_rank[peer] = owed * settings.homeward.num_chunks
         if member.thread < LANES:
             received = sum_of(total, first, first + local, member.thread)
             if member.thread == 0:
@@ -65,5 +65,5 @@ def write_home_waits(member: cutlass.Constexpr):
             kept = Int32(0)
             for slot in cutlass.range_constexpr(num_topk):
                 if ids[token * num_topk + slot] >= 0:
-                    kept += settings.num_chunks
+                    kept += settings.homeward.num_chunks
             at_home[token] = kept

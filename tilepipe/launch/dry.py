@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tilepipe.config.choices import Resume
-from tilepipe.launch.preflight import missing_hardware, refusal, unsupported
+from tilepipe.launch.preflight import missing_hardware, refusal
 from tilepipe.launch.reuse import reusable
 from tilepipe.launch.table import told
 from tilepipe.launch.worker import describe
@@ -35,7 +35,7 @@ def dry_table(
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         for number, point in enumerate(points, start=1):
             size, fault = "-", refusal(point)
-            if not fault and not unsupported(point):
+            if not fault:
                 try:
                     size = f"{pool.submit(describe, point.config).result() / 2**20:.1f}"
                 except (ValueError, OSError) as error:
@@ -55,8 +55,6 @@ def dry_table(
 
 
 def _happens(point: Point, results_dir: Path, resume: Resume) -> str:
-    if reason := unsupported(point):
-        return f"unsupported: {reason}"
     if reason := missing_hardware(point):
         return f"skipped: {reason}"
     stored = reusable(results_dir, point, resume)

@@ -5,11 +5,10 @@ Knows nothing of how points run or are stored.
 
 from tilepipe.config import detect
 from tilepipe.config.checks import check_config
-from tilepipe.config.limits import OPERATIONS_WITH_KERNELS as _OPERATIONS
 from tilepipe.config.schemas import config_from_dict
 from tilepipe.records import Point
 
-__all__ = ["missing_hardware", "refusal", "unsupported"]
+__all__ = ["missing_hardware", "refusal"]
 
 # sm_90a code loads on nothing else.
 _CAPABILITY = (9, 0)
@@ -23,23 +22,6 @@ def refusal(point: Point) -> str:
         check_config(config_from_dict(point.config))
     except ValueError as error:
         return str(error)
-    return ""
-
-
-def unsupported(point: Point) -> str:
-    """Why this version has no code for the point, in a sentence; empty where it has.
-
-    For points that are not refused.
-    """
-    if point.executor == "host":
-        return ""
-    if point.operation not in _OPERATIONS:
-        hardware = point.config["hardware"]["name"]
-        known = f"{', '.join(_OPERATIONS[:-1])} and {_OPERATIONS[-1]}"
-        return (
-            f"{point.operation} on hardware={hardware}: this version has GPU kernels for {known} "
-            f"only; start +experiment=dispatch, or type {_ON_HOST}"
-        )
     return ""
 
 

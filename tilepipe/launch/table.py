@@ -15,9 +15,10 @@ from rich.text import Text
 
 from tilepipe.config.choices import Fabric, Regime
 from tilepipe.records import Interval, Outcome, Point, Status
-from tilepipe.results.accounting import MAIN
+from tilepipe.results.accounting import MAIN, efficiency_mark
+from tilepipe.results.breakdown import home_way
 from tilepipe.results.pointfile import command_of
-from tilepipe.results.summary import Series, reduce_series, slowest_rank, summary_rows
+from tilepipe.results.summary import Reduced, Series, reduce_series, slowest_rank, summary_rows
 
 __all__ = [
     "breakdown_table",
@@ -85,18 +86,29 @@ _CONTENDERS = {
     "gemm_flags": "gemm flags",
     "gemm_publish": "gemm publ.",
     "gemm_contended": "gemm cont.",
+    "dispatch_gemm": "disp. gemm",
+    "swiglu": "SwiGLU",
+    "gemm_combine": "gemm comb.",
     "unsynced": "unsynced",
     "blas_per_expert": "BLAS",
     "torch_sequential": "torch seq.",
     "torch_dispatch": "torch",
     "torch_combine": "torch",
+    "torch_layer": "torch",
     "torch_grouped_mm": "torch",
     "quack": "QuACK",
     "cublas_dense": "dense",
 }
 # Terms whose names are longer than their numbers.
-_TERMS = {"contention": "conten-\ntion", "publish_tax": "publ. tax"}
+_TERMS = {
+    "contention": "conten-\ntion",
+    "publish_tax": "publ. tax",
+    "dispatch_gemm": "dispatch\ngemm",
+    "gemm_combine": "gemm\ncombine",
+}
 _NUMBER_WIDTH = 7
+# A rate from whose median its interval reaches this far says so.
+_FAR_PERCENT = 10
 # Shown even where all points agree: without it no line says how large the point was.
 _ALWAYS = ("num_tokens_total",)
 # Of the point's own contender.
@@ -154,7 +166,7 @@ def times_table(outcomes: Sequence[Outcome], *, narrow: bool) -> Table:
 
     Where it is narrow the reach is left out; it stands in summary.parquet.
     """
-    firsts = [summary_rows([outcome])[0] for outcome in outcomes]
+    firsts = [_first_row(outcome) for outcome in outcomes]
     series = [slowest_rank(outcome.records) for outcome in outcomes]
     times = [_working_times(found) for found in series]
     contenders = [name for name in _CONTENDERS if any(name in found for found in times)]
@@ -183,30 +195,66 @@ def _working_times(series: Series) -> dict[str, NDArray[np.int64]]:
     return whole | {name: times for (name, part), times in series.items() if part == "stage"}
 
 
-def figures_table(outcomes: Sequence[Outcome]) -> Table:
-    """One row per point: rates and overlap of its own contender, and imbalance of the routing."""
-    mains = [_main_row(summary_rows([outcome])) for outcome in outcomes]
+def figures_table(outcomes: Sequence[Outcome], *, narrow: bool = False) -> Table:
+    """One row per point: rates and overlap of its own contender, and imbalance of the routing.
+
+    A rate whose time is that unsure tells how far its interval reaches, unless it is narrow.
+    """
+    mains = [_main_row(_rows(outcome)) for outcome in outcomes]
     figures = [key for key in _FIGURES if any(row[key] is not None for row in mains)]
-    unsure = "; ~: may be 1" if "speedup" in figures else ""
+    found = [slowest_rank(outcome.records) for outcome in outcomes]
+    signs = [
+        {
+            "efficiency": efficiency_mark(row["operation"], series, home_way(row)),
+            "speedup": _speedup_mark(row),
+        }
+        for row, series in zip(mains, found, strict=True)
+    ]
+    unsure = "; ~: may be 1" if {"speedup", "efficiency"} & set(figures) else ""
+    if any(sign["efficiency"] == "!" for sign in signs):
+        unsure += "; !: above 1, parts were slower alone"
     table, axes = _table(f"figures{unsure}; expert, rank: max/mean rows", mains)
     for key in figures:
         table.add_column(_FIGURES[key], justify="right")
     for heading in _IMBALANCE.values():
         table.add_column(heading, justify="right")
-    for row, mark in zip(mains, _add_marks(table, mains), strict=True):
-        spans_one = (row["speedup_low"] or 2.0) <= 1 <= (row["speedup_high"] or 2.0)
+    marks = _add_marks(table, mains)
+    for row, series, sign, mark in zip(mains, found, signs, marks, strict=True):
+        reach = "" if narrow else _reach(_working_times(series).get(row["contender"]))
         cells = [
-            _number(row[key]) + ("~" if key == "speedup" and spans_one else "")
-            for key in (*figures, *_IMBALANCE)
+            _number(row[key]) + sign.get(key, reach if row[key] is not None else "")
+            for key in figures
         ]
+        cells += [_number(row[key]) for key in _IMBALANCE]
         table.add_row(*(_cell(row[axis]) for axis in axes), *cells, *mark)
     return table
+
+
+def _speedup_mark(row: Mapping[str, Any]) -> str:
+    if row["speedup"] is None:
+        return ""
+    return "~" if row["speedup_low"] <= 1 <= row["speedup_high"] else ""
+
+
+def _reach(series: NDArray[np.int64] | None) -> str:
+    """How far the interval of a time reaches, where that is far."""
+    if series is None:
+        return ""
+    found = reduce_series(series)
+    percent = _percent(found)
+    return f" ±{percent:.0f}%" if percent >= _FAR_PERCENT else ""
+
+
+def _percent(found: Reduced) -> float:
+    """The larger half of the interval, in percent of the median; 0 where that is 0."""
+    reach = max(found.high_ns - found.median_ns, found.median_ns - found.low_ns)
+    return 100 * reach / found.median_ns if found.median_ns > 0 else 0.0
 
 
 def breakdown_table(outcomes: Sequence[Outcome]) -> Table:
     """Terms of the fused contender; a row's terms add up to its e2e."""
     timed = [outcome for outcome in outcomes if outcome.terms]
-    firsts = [summary_rows([outcome])[0] for outcome in timed]
+    firsts = [_first_row(outcome) for outcome in timed]
     names = _in_order(term.term for outcome in timed for term in outcome.terms)
     table, axes = _table("breakdown of fused, ms; ~: may be 0", firsts)
     for name in names:
@@ -265,6 +313,19 @@ def _shares_gpus(row: Mapping[str, Any]) -> bool:
     return bool(row["fabric"] == Fabric.nvshmem.name and row["num_ranks"] > num_gpus)
 
 
+def _rows(outcome: Outcome) -> list[dict[str, Any]]:
+    """Its rows of the summary; a number of CTAs that was found, not typed, says so."""
+    rows = summary_rows([outcome])
+    if outcome.point.config.get("kernel", {}).get("num_comm_ctas") == "auto":
+        for row in rows:
+            row["num_comm_ctas"] = f"auto: {_cell(row['num_comm_ctas'])}"
+    return rows
+
+
+def _first_row(outcome: Outcome) -> dict[str, Any]:
+    return _rows(outcome)[0]
+
+
 def _main_row(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     wanted = MAIN.get(rows[0]["operation"], rows[0]["operation"])
     return next((row for row in rows if row["contender"] == wanted), rows[0])
@@ -283,7 +344,9 @@ def _executor(row: Mapping[str, Any]) -> str:
 
 
 def _shown_axes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [axis for axis in _AXES if axis in _ALWAYS or _differs(axis, rows)]
+    found = any(isinstance(row["num_comm_ctas"], str) for row in rows)
+    always = (*_ALWAYS, *["num_comm_ctas"] * found)
+    return [axis for axis in _AXES if axis in always or _differs(axis, rows)]
 
 
 def _differs(axis: str, rows: Sequence[Mapping[str, Any]]) -> bool:
@@ -314,8 +377,7 @@ def _time(series: NDArray[np.int64] | None, *, narrow: bool) -> str:
     found = reduce_series(series)
     if narrow:
         return _ms(found.median_ns)
-    reach = max(found.high_ns - found.median_ns, found.median_ns - found.low_ns)
-    percent = f" ±{100 * reach / found.median_ns:.0f}%" if found.median_ns > 0 else ""
+    percent = f" ±{_percent(found):.0f}%" if found.median_ns > 0 else ""
     return _ms(found.median_ns) + percent
 
 

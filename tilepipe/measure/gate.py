@@ -13,8 +13,21 @@ with `want` not rounded to the output type, and `rounding` = 2^-8 for bf16: eigh
 bits, hence half a unit in the last place is at most 2^-8 of the value. A sum that cancels is
 small beside sum(|a||b|): that is why a tolerance relative to the value alone would refuse
 correct results, or accept wrong ones once it were wide enough.
+
+Tolerance of a layer, whose second product takes what SwiGLU has made of the first. The bounds above
+would pass through the second product as if all its terms erred alike, and be wider than its values.
+But between the products every value is rounded to bf16, and that is an error of its own for each:
+uniform within 2^-8 of the value, so that a sum of them is sub-Gaussian. With R roundings of a value
+
+    deviation = 8 x sqrt(R / 3) x 2^-8 x 1.1 x norm(gate x up) x max(|b|)
+
+is exceeded once in 10^14 values: silu has no slope above 1.1, and |silu(gate)| is at most |gate|.
+What FP32 sums of the first product are off vanishes beside its roundings. Ours is rounded once; who
+stores gate, up, silu and their product, each rounded, has R = 4. The second product, the rounding
+in which a row travels and that of the weighted sum add their own bounds as above.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +40,7 @@ __all__ = [
     "BF16_POISON",
     "TOLERANCES",
     "Tolerance",
+    "activation_deviation",
     "compare_close",
     "compare_exact",
     "poison",
@@ -47,6 +61,11 @@ TOLERANCES: dict[str, Tolerance] = {
     "bf16": Tolerance(rounding=2**-8, per_term=2**-23),  # FP32 sum, rounded once to 8 bits
     "float32": Tolerance(rounding=0.0, per_term=2**-23),  # FP32 sum, kept as it is
 }
+
+
+def activation_deviation(num_roundings: int) -> float:
+    """`deviation` of the module docstring, by norm(gate x up) x max(|b|)."""
+    return 8 * math.sqrt(num_roundings / 3) * TOLERANCES["bf16"].rounding * 1.1
 
 
 def _poison_of(dtype: np.dtype[Any]) -> Any:

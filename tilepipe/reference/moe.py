@@ -1,4 +1,4 @@
-"""What dispatch, grouped GEMM and combine mean, in NumPy, for all ranks at once.
+"""What dispatch, grouped GEMM, SwiGLU and combine mean, in NumPy, for all ranks at once.
 
 Speed is not a goal; knows nothing of plans, tiles, slots of a buffer or bf16.
 """
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["combine", "combine_expert_rows", "dispatch", "grouped_gemm"]
+__all__ = ["combine", "combine_expert_rows", "dispatch", "grouped_gemm", "swiglu"]
 
 
 def dispatch(
@@ -41,6 +41,17 @@ def grouped_gemm(
 ) -> list[NDArray[np.float32]]:  # per expert (num_rows, N)
     """`rows[e] @ weights[e].T` in FP32."""
     return [a @ b.T for a, b in zip(rows, weights, strict=True)]
+
+
+def swiglu(
+    gate: NDArray[np.float32],  # (num_rows, N)
+    up: NDArray[np.float32],  # the same
+) -> NDArray[np.float32]:  # (num_rows, N)
+    """`silu(gate) x up`, silu(x) being x / (1 + exp(-x))."""
+    # exp of a number that is not above 0 never overflows.
+    tail = np.exp(-np.abs(gate))
+    sigmoid = np.where(gate >= 0, np.float32(1), tail) / (np.float32(1) + tail)
+    return np.asarray(gate * sigmoid * up, np.float32)
 
 
 def combine(

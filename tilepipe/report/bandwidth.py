@@ -145,7 +145,7 @@ def _basis(rows: Sequence[Row]) -> _Basis:
             column="wire_gbps",
             axis="GB/s a rank, wire_bytes",
             levels=_level("link, one direction", first["link_gbps"]),
-            note=_NOMINAL,
+            note=". ".join(filter(None, [_NOMINAL, _saved(rows)])),
         )
     if all(row["memory_gbps"] is not None for row in rows):
         return _Basis(
@@ -155,6 +155,20 @@ def _basis(rows: Sequence[Row]) -> _Basis:
             note=_NOMINAL,
         )
     return _Basis(column="logical_gbps", axis="GB/s a rank, logical_bytes", levels=())
+
+
+def _saved(rows: Sequence[Row]) -> str:
+    """What sending a token once to each rank would spare the link; nothing of older records."""
+    shares = {
+        round(100 * (1 - row["dedup_wire_bytes"] / row["wire_bytes"]))
+        for row in rows
+        if row["dedup_wire_bytes"] is not None
+    }
+    if not shares:
+        return ""
+    least, most = min(shares), max(shares)
+    told = f"{least} %" if least == most else f"{least} to {most} %"
+    return f"One copy of a token for each rank would put {told} fewer bytes on it"
 
 
 def _beyond(rows: Sequence[Row]) -> str:

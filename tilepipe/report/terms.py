@@ -38,6 +38,11 @@ _COLORS = {
     "contention": 4,
     "late": 5,
     "tail": 5,
+    # Of a layer.
+    "dispatch_gemm": 1,
+    "swiglu": 2,
+    "gemm_combine": 3,
+    "joined": 5,
 }
 _NOTE = (
     "Terms add up to e2e, the black mark; a negative one is drawn to the left of 0. "

@@ -4,13 +4,28 @@ Knows nothing of files; which contender stands for which stage is said here and 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tilepipe.measure.stats import integer_median
 from tilepipe.records import BreakdownTerm, Point, RankRecord
-from tilepipe.results.breakdown import breakdown_terms, home_way, overlap_figures
-from tilepipe.results.summary import Series, rate_figures, slowest_rank
+from tilepipe.results.breakdown import (
+    HomeWay,
+    bound_mark,
+    breakdown_terms,
+    home_way,
+    lower_bound_ns,
+    overlap_figures,
+    speedup_figures,
+)
+from tilepipe.results.summary import (
+    Series,
+    comm_ctas_of,
+    rate_figures,
+    reduce_series,
+    slowest_rank,
+)
 
-__all__ = ["COMMUNICATION", "MAIN", "account"]
+__all__ = ["COMMUNICATION", "MAIN", "account", "efficiency_mark"]
 
 # operation -> name of a breakdown's series -> (contender, component) that measured it
 _SERIES = {
@@ -30,16 +45,26 @@ _SERIES = {
         "gemm_publish": ("gemm_publish", "stage"),
         "gemm_contended": ("gemm_contended", "stage"),
     },
+    "moe_layer": {
+        "e2e": ("fused", "e2e"),
+        "plan": ("fused", "plan"),
+        "dispatch_gemm": ("dispatch_gemm", "stage"),
+        "swiglu": ("swiglu", "stage"),
+        "gemm_combine": ("gemm_combine", "stage"),
+    },
 }
 # Operation -> contender whose time is that of the communication.
 COMMUNICATION = {"dispatch_gemm": "dispatch", "gemm_combine": "push"}
 # Operation -> the contender that it is about, where that has another name.
-MAIN = {"dispatch_gemm": "fused", "gemm_combine": "fused", "grouped_gemm": "gemm_all"}
+MAIN = {
+    **dict.fromkeys(("dispatch_gemm", "gemm_combine", "moe_layer"), "fused"),
+    "grouped_gemm": "gemm_all",
+}
 # Contenders whose time is that of moving rows; the others multiply, the fused ones do both.
 _MOVING = ("dispatch", "combine", "push", "torch_dispatch", "torch_combine")
 _MULTIPLYING = (
     *("gemm_all", "gemm_split", "blas_per_expert", "fused", "sequential"),
-    *("torch_sequential", "torch_grouped_mm", "quack", "cublas_dense"),
+    *("torch_sequential", "torch_layer", "torch_grouped_mm", "quack", "cublas_dense"),
 )
 
 
@@ -59,15 +84,21 @@ def account(
         keys = _SERIES[point.operation].items()
         # The host gives no SMs away, so it has no gemm_split.
         named = {name: series[key] for name, key in keys if name != "gemm_split" or key in series}
-        terms = breakdown_terms(point.operation, named)
+        counts = records[0].counts
+        terms = tuple(
+            replace(term, stamped_ns=counts.get(f"stamped_{term.term}_ns"))
+            for term in breakdown_terms(point.operation, named)
+        )
+        if counts.get("unstamped_ns"):
+            figures["fused/stamping_cost"] = counts["stamped_ns"] / counts["unstamped_ns"]
         if records[0].counts["all_rows"]:  # without rows there is nothing to overlap
-            figures |= _overlap(point, series)
+            figures |= _overlap(point.operation, series, _home_way(point))
     return terms, figures | _rates(point, records, series)
 
 
 def _point_figures(point: Point, records: Sequence[RankRecord]) -> dict[str, float]:
     counts = records[0].counts
-    names = ("logical_bytes", "dedup_bytes", "wire_bytes", "flops")
+    names = ("logical_bytes", "dedup_bytes", "wire_bytes", "dedup_wire_bytes", "flops")
     figures = {name: float(counts[name]) for name in names if name in counts}
     rows = counts["all_rows"]
     if rows:
@@ -79,8 +110,15 @@ def _point_figures(point: Point, records: Sequence[RankRecord]) -> dict[str, flo
     return figures
 
 
-def _overlap(point: Point, series: Series) -> dict[str, float]:
+def _home_way(point: Point) -> HomeWay:
     kernel, workload = (point.config.get(group, {}) for group in ("kernel", "workload"))
+    return home_way({**kernel, "hidden": workload.get("hidden")})
+
+
+def _overlap(operation: str, series: Series, way: HomeWay) -> dict[str, float]:
+    if operation not in COMMUNICATION:  # two launches: no one bound is theirs
+        times = {name: series[name, "stage"] for name in ("fused", "sequential")}
+        return speedup_figures("fused", **times)
     reduce = series.get(("reduce", "stage"))
     return overlap_figures(
         "fused",
@@ -88,10 +126,26 @@ def _overlap(point: Point, series: Series) -> dict[str, float]:
         sequential=series["sequential", "stage"],
         gemm_all=series["gemm_all", "stage"],
         gemm_split=series.get(("gemm_split", "stage")),
-        comm=series[COMMUNICATION[point.operation], "stage"],
+        comm=series[COMMUNICATION[operation], "stage"],
         reduce_ns=0 if reduce is None else int(integer_median(reduce)),
-        way=home_way({**kernel, "hidden": workload.get("hidden")}),
+        way=way,
     )
+
+
+def efficiency_mark(operation: str, series: Series, way: HomeWay | None = None) -> str:
+    """`bound_mark` of the efficiency of a point; nothing where it has none."""
+    if operation not in COMMUNICATION or ("fused", "stage") not in series:
+        return ""
+    gemm = "gemm_split" if ("gemm_split", "stage") in series else "gemm_all"
+    found = {
+        name: reduce_series(series[name, "stage"])
+        for name in ("fused", gemm, COMMUNICATION[operation], "reduce")
+        if (name, "stage") in series
+    }
+    ends = {name: (times.low_ns, times.high_ns) for name, times in found.items()}
+    parts = (ends[gemm], ends[COMMUNICATION[operation]], ends.get("reduce", (0, 0)))
+    low_ns, high_ns = (lower_bound_ns(*part, way) for part in zip(*parts, strict=True))
+    return bound_mark(bound_ns=(low_ns, high_ns), fused_ns=ends["fused"])
 
 
 def _rates(point: Point, records: Sequence[RankRecord], series: Series) -> dict[str, float]:
@@ -115,20 +169,20 @@ def _rates(point: Point, records: Sequence[RankRecord], series: Series) -> dict[
             all_ranks={name: counts[name] for name in names},
         )
         if point.executor == "cuda" and median_ns:
-            figures |= _shares(point, figures, contender, num_ranks=len(records))
+            figures |= _shares(point, records, figures, contender)
             figures |= _memory(point, records, contender, median_ns)
     return figures
 
 
 def _shares(
-    point: Point, figures: dict[str, float], contender: str, *, num_ranks: int
+    point: Point, records: Sequence[RankRecord], figures: dict[str, float], contender: str
 ) -> dict[str, float]:
     """A contender's rates by what a GPU gives for them: CTAs, and a link where rows cross one."""
     found: dict[str, float] = {}
     logical_gbps, wire_gbps = (figures.get(f"{contender}/{n}_gbps") for n in ("logical", "wire"))
-    num_ctas = point.config["kernel"].get("num_comm_ctas")
+    num_ctas, num_ranks = comm_ctas_of(point, records), len(records)
     of_torch = contender.startswith("torch_")  # whose kernels take as many CTAs as they like
-    if logical_gbps is not None and isinstance(num_ctas, int) and not of_torch:
+    if logical_gbps is not None and num_ctas is not None and not of_torch:
         found[f"{contender}/gbps_per_cta"] = logical_gbps / num_ctas
     link_gbps = point.config["hardware"]["link_gbps"]
     if wire_gbps and link_gbps and _num_gpus(point, num_ranks) == num_ranks > 1:

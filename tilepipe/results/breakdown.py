@@ -4,15 +4,18 @@ Knows nothing of files, ranks or how contenders were run; sees one time per iter
 
     dispatch_gemm   e2e = plan + gemm_all + sm_tax + sync_tax    + contention + late
     gemm_combine    e2e = plan + gemm_all + sm_tax + publish_tax + contention + tail
+    moe_layer       e2e = plan + dispatch_gemm + swiglu + gemm_combine + joined
 
 Each term is the difference of two integer medians, one step of a ladder from plan to e2e, so the
-sum holds in integers whatever was measured. That makes it no proof of anything by itself. The host
+sum holds in integers whatever was measured. That makes it no proof of anything by itself. The parts
+of a layer are launches of their own. The host
 executor has no SMs to give away: gemm_split, the GEMM on those that are left, and with it sm_tax
 are not measured there, and the step over it is empty.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,11 +35,13 @@ from tilepipe.schedule.settings import num_chunks_of
 
 __all__ = [
     "HomeWay",
+    "bound_mark",
     "breakdown_interval_kind",
     "breakdown_terms",
     "home_way",
     "lower_bound_ns",
     "overlap_figures",
+    "speedup_figures",
     "terms_error",
 ]
 
@@ -44,6 +49,8 @@ SEED = 20_261_129  # fixed: equal samples give equal intervals
 NUM_RESAMPLES = 1_000
 _BF16_BYTES = 2
 
+# Halves of a layer, each a fused launch of its own, and what lies between them.
+_PARTS = ("dispatch_gemm", "swiglu", "gemm_combine")
 # operation -> (series that holds the GEMM with flags, the term it brings, the term of the rest)
 _LADDERS = {
     "dispatch_gemm": ("gemm_flags", "sync_tax", "late"),
@@ -58,19 +65,23 @@ def breakdown_terms(
     """e2e first, then its terms, in the order of the module docstring.
 
     Takes the series e2e, plan, gemm_all, gemm_contended, gemm_flags (dispatch_gemm) or gemm_publish
-    (gemm_combine) and, where it is there, gemm_split; others are ignored. Iteration i of each must
-    be of one rotation.
+    (gemm_combine) and, where it is there, gemm_split; of moe_layer e2e, plan and the parts; others
+    are ignored. Iteration i of each must be of one rotation.
     """
-    flagged, tax, rest = _LADDERS[operation]
     is_split = "gemm_split" in series
-    names = ("e2e", "plan", "gemm_all", *["gemm_split"] * is_split, flagged, "gemm_contended")
+    names: tuple[str, ...] = ("e2e", "plan", *_PARTS)
+    steps = _layer_steps
+    if operation in _LADDERS:
+        flagged, tax, rest = _LADDERS[operation]
+        names = ("e2e", "plan", "gemm_all", *["gemm_split"] * is_split, flagged, "gemm_contended")
+        steps = partial(_steps, flagged=flagged, tax=tax, rest=rest)
     lengths = {name: len(series[name]) for name in names}
     if len(set(lengths.values())) != 1:
         raise ValueError(f"iterations differ, {lengths}: a breakdown needs them in pairs")
     medians = {name: integer_median(series[name]) for name in names}
-    spread = _steps(_repeated(series, names), flagged=flagged, tax=tax, rest=rest)
+    spread = steps(_repeated(series, names))
     terms = []
-    for term, value in _steps(medians, flagged=flagged, tax=tax, rest=rest).items():
+    for term, value in steps(medians).items():
         terms.append(BreakdownTerm(term=term, interval=_interval(int(value), spread[term])))
         if term == "gemm_all" and not is_split:
             terms.append(BreakdownTerm(term="sm_tax", interval=None))
@@ -124,6 +135,34 @@ def lower_bound_ns(gemm_ns: int, comm_ns: int, reduce_ns: int, way: HomeWay | No
     return max(gemm_ns, 0 if way.sends else comm_ns) + reduce_ns // way.num_parts
 
 
+def bound_mark(*, bound_ns: tuple[int, int], fused_ns: tuple[int, int]) -> str:
+    """How sure it is that a launch took no less than its bound, from the intervals of both.
+
+    Nothing: it took more. ~: it may have taken as much. !: it took less, so the bound's parts were
+    slower alone than they were in the launch, and it is no bound.
+    """
+    if bound_ns[0] > fused_ns[1]:
+        return "!"
+    return "~" if bound_ns[1] >= fused_ns[0] else ""
+
+
+def speedup_figures(
+    contender: str,
+    *,
+    fused: NDArray[np.int64],  # (num_iters,) e2e without plan, slowest rank
+    sequential: NDArray[np.int64],  # (num_iters,) its parts one after the other, likewise
+) -> dict[str, float]:
+    """speedup and its interval as figures of the contender; none where a time is 0."""
+    if fused.min() <= 0 or sequential.min() <= 0:
+        return {}
+    ratio = paired_ratio(sequential, fused)
+    return {
+        f"{contender}/speedup": ratio.value,
+        f"{contender}/speedup_low": ratio.low,
+        f"{contender}/speedup_high": ratio.high,
+    }
+
+
 def overlap_figures(
     contender: str,
     *,
@@ -148,12 +187,17 @@ def overlap_figures(
         figures["efficiency"] = lower_bound_ns(split_ns, comm_ns, reduce_ns, way) / fused_ns
     if comm_ns > 0:
         figures["hidden_share"] = 1 - (fused_ns - gemm_ns) / comm_ns
-    if fused.min() > 0 and sequential.min() > 0:
-        ratio = paired_ratio(sequential, fused)
-        figures["speedup"] = ratio.value
-        figures["speedup_low"] = ratio.low
-        figures["speedup_high"] = ratio.high
-    return {f"{contender}/{name}": value for name, value in figures.items()}
+    told = {f"{contender}/{name}": value for name, value in figures.items()}
+    return told | speedup_figures(contender, fused=fused, sequential=sequential)
+
+
+def _layer_steps(
+    ladder: Mapping[str, NDArray[np.int64]],
+) -> dict[str, NDArray[np.int64]]:
+    """The same of a layer: its parts, and what is left of the whole."""
+    parts = {name: ladder[name] for name in _PARTS}
+    rest = ladder["e2e"] - ladder["plan"] - sum(parts.values())
+    return {"e2e": ladder["e2e"], "plan": ladder["plan"], **parts, "joined": rest}
 
 
 def _steps(

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from tilepipe.config import choices
 from tilepipe.records import SpanKind, SpanRole, Status
-from tilepipe.results.spans import SPAN_KINDS
+from tilepipe.results.spans import SPAN_KINDS, STAMPED_TERM, STAMPED_WINDOW
 
 __all__ = [
     "BREAKDOWN",
@@ -58,6 +58,10 @@ TERMS = {
     "contention": "what communication into a spare buffer beside it costs that GEMM",
     "late": "the rest: rows that came late",
     "tail": "the rest: from the last tile to the last reduced token",
+    "dispatch_gemm": "of a layer: dispatch -> GEMM fused, its product as it is",
+    "swiglu": "of a layer: SwiGLU as a pass of its own",
+    "gemm_combine": "of a layer: GEMM -> combine fused",
+    "joined": "the rest: a whole layer against those three, so a pass that it does without",
 }
 CONTENDERS = {
     "fused": "communication and GEMM at once, meeting at flags",
@@ -69,6 +73,9 @@ CONTENDERS = {
     "gemm_all": "the GEMM alone, no flags, no communication",
     "gemm_split": "the GEMM alone on the SMs that communication leaves it",
     "gemm_flags": "the GEMM looking at flags that are all set beforehand, on a GPU on those SMs",
+    "dispatch_gemm": "of a layer: dispatch -> GEMM fused, its product as it is",
+    "swiglu": "of a layer: SwiGLU as a pass of its own over that product",
+    "gemm_combine": "of a layer: GEMM -> combine fused, on rows that SwiGLU has made",
     "unsynced": "the fused launch, its GEMM looking at no flags: a bound, its result is wrong",
     "gemm_publish": "the GEMM raising flags that nobody reads",
     "gemm_contended": "the GEMM of the two above while communication runs into a spare buffer",
@@ -79,6 +86,7 @@ CONTENDERS = {
     ),
     "torch_combine": "combine by torch: the same way back, then one weighted sum over slots",
     "torch_sequential": "torch's dispatch or combine, its grouped GEMM behind or before it",
+    "torch_layer": "a whole layer by torch: dispatch, grouped_mm, SwiGLU, grouped_mm, combine",
     "torch_grouped_mm": "torch._grouped_mm on the same rows without gaps",
     "quack": "QuACK's grouped GEMM, tuned, on the same rows without gaps",
     "cublas_dense": "one product of all rows with one expert's weight: another result",
@@ -227,6 +235,7 @@ _BYTES = {
     "logical_bytes": "token rows counted per (token, expert)",
     "dedup_bytes": "token rows counted per (token, receiving rank)",
     "wire_bytes": "token rows that cross a link, with loopback those that would; no self traffic",
+    "dedup_wire_bytes": "what wire_bytes would be with one copy of a token for each rank",
 }
 POINT_FIGURES = {
     "expert_max_over_mean": ("rows of the fullest expert over the mean", "1"),
@@ -261,6 +270,7 @@ CONTENDER_FIGURES = {
         "1",
     ),
     "hidden_share": ("1 - (fused - gemm_all) / communication alone", "1"),
+    "stamping_cost": ("fused launches that leave stamps over those that do not", "1"),
     "speedup": ("sequential over fused, median over iterations of the ratio", "1"),
     "speedup_low": ("lower end of the interval of speedup, its kind as interval_kind says", "1"),
     "speedup_high": ("upper end of the interval of speedup, its kind as interval_kind says", "1"),
@@ -312,6 +322,7 @@ BREAKDOWN = _table(
         _time("low_ns", "lower end of the interval"),
         _time("high_ns", "upper end of the interval"),
         _word("interval_kind", _INTERVAL_KIND, "bootstrap95", "range"),
+        _time("stamped_ns", STAMPED_TERM, window=STAMPED_WINDOW),
     ],
 )
 SUMMARY = _table(

@@ -15,6 +15,8 @@ from tilepipe.records import Span, SpanKind
 __all__ = [
     "SHARES",
     "SPAN_KINDS",
+    "STAMPED_TERM",
+    "STAMPED_WINDOW",
     "LaneTimes",
     "by_lane",
     "lane_times",
@@ -33,6 +35,12 @@ SPAN_KINDS = {
     "reduce": "tokens whose rows are home are summed",
     "idle": "the rest: nothing was there to do",
 }
+STAMPED_TERM = (
+    "late, tail by stamps in kernels: time for which an SM that multiplies only waits for rows, "
+    "mean over those SMs; from the last tile to the last token; null but for points recorded on a "
+    "GPU"
+)
+STAMPED_WINDOW = "behind the barrier of stamped launches: median of several, slowest rank"
 # Kind of a span -> the share of its lane that it counts to.
 SHARES = {
     SpanKind.gate: "wait",
@@ -98,8 +106,16 @@ def unblocking(
 
     Dispatch -> GEMM: the last send into what a tile waits for, and the first work on it. GEMM ->
     combine: the last tile of what is pushed at a time, and the first push of it. With granularity
-    expert that is once an expert; else once an M tile, or once a chunk of it.
+    expert that is once an expert; else once an M tile, or once a chunk of it. A layer is both, one
+    after the other.
     """
+    if operation == "moe_layer":
+        halves = zip(_halves(spans), ("dispatch_gemm", "gemm_combine"), strict=True)
+        return [
+            pair
+            for half, name in halves
+            for pair in unblocking(half, operation=name, granularity=granularity)
+        ]
     homewards = operation == "gemm_combine"
 
     def unit(span: Span) -> tuple[int | None, ...]:
@@ -120,6 +136,22 @@ def unblocking(
     first = dict(sorted(effects, key=lambda effect: effect[1][1].start_ns, reverse=True))
     pairs = [(last[key], first[key]) for key in first.keys() & last.keys()]
     return sorted(pairs, key=lambda pair: (pair[1][1].start_ns, pair[1][0]))
+
+
+def _halves(spans: Spans) -> tuple[Spans, Spans]:
+    """Spans of the halves of a layer: the second one of a rank begins with its last `plan`."""
+    border = {
+        rank: max(span.start_ns for span in found if span.kind is SpanKind.plan)
+        for rank, found in spans.items()
+    }
+    first, second = (
+        {
+            rank: [span for span in found if (span.start_ns >= border[rank]) is late]
+            for rank, found in spans.items()
+        }
+        for late in (False, True)
+    )
+    return first, second
 
 
 def span_faults(table: pa.Table, *, num_ranks: int) -> list[str]:

@@ -5,7 +5,7 @@ A point gives one row per contender, of its e2e window or, for a stage run alone
 A point that is not ok gives one row without contender and times.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -26,6 +26,7 @@ from tilepipe.results.schema import (
 
 __all__ = [
     "Reduced",
+    "comm_ctas_of",
     "identity",
     "point_keys",
     "rate_figures",
@@ -143,10 +144,16 @@ def identity(point: Point) -> dict[str, Any]:
     }
 
 
-def point_keys(point: Point) -> dict[str, Any]:
+def comm_ctas_of(point: Point, records: Sequence[RankRecord]) -> int | None:
+    """CTAs that communicated: as typed, or as found where auto was typed and something ran."""
+    typed = _group(point, "kernel").get("num_comm_ctas")
+    found = records[0].counts.get("num_comm_ctas") if records and typed == "auto" else typed
+    return found if isinstance(found, int) else None
+
+
+def point_keys(point: Point, records: Sequence[RankRecord]) -> dict[str, Any]:
     """Workload, routing and kernel columns; None for a key that this point does not have."""
     workload, kernel = _group(point, "workload"), _group(point, "kernel")
-    num_comm_ctas = kernel.get("num_comm_ctas")
     # The host executor has neither: a default there says nothing of the measurement.
     on_gpu = point.executor == "cuda"
     measure, launch = (_group(point, group) if on_gpu else {} for group in ("measure", "launch"))
@@ -162,7 +169,7 @@ def point_keys(point: Point) -> dict[str, Any]:
             key: kernel.get(key)
             for key in ("order", "granularity", "home_granularity", "layout", "copy")
         },
-        "num_comm_ctas": num_comm_ctas if isinstance(num_comm_ctas, int) else None,
+        "num_comm_ctas": comm_ctas_of(point, records),
         **{
             key: kernel.get(key)
             for key in (
@@ -231,7 +238,7 @@ def _settings(outcome: Outcome) -> dict[str, Any]:
         "ended_utc": outcome.ended_utc or None,
         "hardware": _group(point, "hardware").get("name"),
         "fabric": _group(point, "launch").get("fabric"),
-        **point_keys(point),
+        **point_keys(point, outcome.records),
         "num_tokens": _group(point, "workload").get("num_tokens"),
         "num_tokens_total": sum(known) if known and len(known) == len(tokens) else None,
         "capacity_factor": _group(point, "kernel").get("capacity_factor"),

@@ -5,7 +5,7 @@ and recompute nothing.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ __all__ = [
     "HomePlan",
     "RankPlan",
     "Readiness",
+    "homeward_plan",
     "make_plan",
     "make_rank_plan",
     "plan_home",
@@ -213,14 +214,22 @@ def plan_returns(
     )
 
 
+def homeward_plan(plan: RankPlan, settings: PlanSettings) -> RankPlan:
+    """The plan as the GEMM sees it whose rows go home: with the hand-out of the second of two."""
+    if settings.second_gemm is None:
+        return plan
+    return replace(plan, handout=make_handout(plan.layout, settings.homeward))
+
+
 def plan_home(
     topk_idx: NDArray[np.int32],  # (num_tokens, num_topk) of this rank
     settings: PlanSettings,
 ) -> HomePlan:
     """Thresholds of the push -> reduce edge of one rank."""
+    num_chunks = settings.homeward.num_chunks
     counts = count_rows(topk_idx, settings.num_experts).reshape(settings.num_ranks, -1)
     return HomePlan(
-        token_expected=(topk_idx >= 0).sum(axis=1, dtype=np.int64) * settings.num_chunks,
-        rank_expected=counts.sum(axis=1, dtype=np.int64) * settings.num_chunks,
+        token_expected=(topk_idx >= 0).sum(axis=1, dtype=np.int64) * num_chunks,
+        rank_expected=counts.sum(axis=1, dtype=np.int64) * num_chunks,
         by_rank=settings.home_granularity is HomeGranularity.rank,
     )

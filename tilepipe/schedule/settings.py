@@ -3,18 +3,19 @@
 Knows nothing of configuration files; an experiment fills it in.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from tilepipe.config.choices import Granularity, HomeGranularity, Layout, Order, Walk
 
-__all__ = ["MIN_CHUNK_BYTES", "TICKET_ROWS", "PlanSettings", "num_chunks_of"]
+__all__ = ["MIN_CHUNK_BYTES", "TICKET_ROWS", "PlanSettings", "num_chunks_of", "sent_chunks_of"]
 
 # A communication CTA takes this many rows of one run at a time.
 TICKET_ROWS = 16
 
 # Pieces of 3.5 KiB and more cross memory and link at full rate, 2 KiB pieces lose 14 % (H200).
 MIN_CHUNK_BYTES = 3584
+_MAX_SENT_CHUNKS = 4
 
 
 def num_chunks_of(row_bytes: int, tile_bytes: int) -> int:
@@ -29,6 +30,22 @@ def num_chunks_of(row_bytes: int, tile_bytes: int) -> int:
         if min(b - a for a, b in pairwise(edges)) >= MIN_CHUNK_BYTES:
             return num_chunks
     return 1
+
+
+def sent_chunks_of(row_bytes: int, tile_bytes: int) -> int:
+    """The same where tiles are sent as they are: equal chunks of MIN_CHUNK_BYTES or more, up to 4.
+
+    Each more lets more of the reduction run beside the GEMM, and reads A once more: of 14 336 bytes
+    2 and 4 chunks were equally fast, 7 of 2 KiB 3 % slower, 14 of 1 KiB 11 % (H200, 2026-11).
+    """
+    if row_bytes % tile_bytes:
+        return 1
+    fitting = (
+        count
+        for count in range(_MAX_SENT_CHUNKS, 1, -1)
+        if row_bytes // tile_bytes % count == 0 and row_bytes // count >= MIN_CHUNK_BYTES
+    )
+    return next(fitting, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +67,8 @@ class PlanSettings:
     home_granularity: HomeGranularity = HomeGranularity.token
     order: Order = Order.edf
     seed: int = 0
+    # num_n_tiles and num_chunks of the second GEMM, where an operation has two; see `homeward`.
+    second_gemm: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.num_experts % self.num_ranks:
@@ -64,9 +83,17 @@ class PlanSettings:
         return self.num_experts // self.num_ranks
 
     @property
+    def homeward(self) -> "PlanSettings":
+        """Settings of the GEMM whose rows go home: of the second one, where there are two."""
+        if self.second_gemm is None:
+            return self
+        num_n_tiles, num_chunks = self.second_gemm
+        return replace(self, num_n_tiles=num_n_tiles, num_chunks=num_chunks, second_gemm=None)
+
+    @property
     def num_parts(self) -> int:
         """Parts of a token that GEMM -> combine reduces one by one: chunks that are early."""
-        return self.num_chunks if self.walk is Walk.chunk else 1
+        return self.homeward.num_chunks if self.walk is Walk.chunk else 1
 
     def chunk_of_n_tile(self, n_tile: int) -> int:
         """The chunk that output tile column `n_tile` belongs to; sizes differ by at most one."""

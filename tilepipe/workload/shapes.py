@@ -20,7 +20,9 @@ __all__ = [
     "GemmShape",
     "Traffic",
     "dedup_bytes",
+    "dedup_wire_bytes",
     "gemm_shape",
+    "gemm_shapes",
     "grouped_gemm_flops",
     "logical_bytes",
     "row_bytes",
@@ -66,24 +68,36 @@ def wire_bytes(routing: Routing, *, row_bytes: int) -> Traffic:
 
 def dedup_bytes(routing: Routing, *, row_bytes: int) -> Traffic:
     """Per (token, rank): ranks that own an expert of the token x row_bytes, own rank included."""
-    num_ranks = len(routing.topk_idx)
-    rows = np.zeros((num_ranks, num_ranks), dtype=np.int64)
-    for source, owners in enumerate(_owners(routing)):
-        for owner in range(num_ranks):
-            rows[source, owner] = np.count_nonzero((owners == owner).any(axis=1))
-    return _traffic(rows, row_bytes)
+    return _traffic(_tokens_between(routing), row_bytes)
+
+
+def dedup_wire_bytes(routing: Routing, *, row_bytes: int) -> Traffic:
+    """What would cross a link with one copy of a token for each rank: per (token, other rank)."""
+    tokens = _tokens_between(routing)
+    np.fill_diagonal(tokens, 0)
+    return _traffic(tokens, row_bytes)
+
+
+def gemm_shapes(workload: Workload, operation: Operation) -> tuple[GemmShape, ...]:
+    """The weights an operation multiplies with, one after the other; none without a GEMM."""
+    # Gate and up lie side by side in one weight.
+    first = GemmShape(n=2 * workload.intermediate, k=workload.hidden)
+    second = GemmShape(n=workload.hidden, k=workload.intermediate)
+    match operation:
+        case Operation.grouped_gemm | Operation.dispatch_gemm:
+            return (first,)
+        case Operation.gemm_combine:
+            return (second,)
+        case Operation.moe_layer:
+            return (first, second)
+        case Operation.dispatch | Operation.combine:
+            return ()
 
 
 def gemm_shape(workload: Workload, operation: Operation) -> GemmShape | None:
-    """The weight an operation multiplies with; None where there is no GEMM."""
-    match operation:
-        case Operation.grouped_gemm | Operation.dispatch_gemm:
-            # Gate and up lie side by side in one weight.
-            return GemmShape(n=2 * workload.intermediate, k=workload.hidden)
-        case Operation.gemm_combine:
-            return GemmShape(n=workload.hidden, k=workload.intermediate)
-        case Operation.dispatch | Operation.combine:
-            return None
+    """The weight of an operation that has one; None where there is no GEMM, or more than one."""
+    found = gemm_shapes(workload, operation)
+    return found[0] if len(found) == 1 else None
 
 
 def grouped_gemm_flops(num_rows: int, shape: GemmShape) -> int:
@@ -104,6 +118,15 @@ def _rows_between(routing: Routing) -> NDArray[np.int64]:  # (source rank, ownin
         [np.bincount(owners[owners >= 0], minlength=num_ranks) for owners in _owners(routing)],
         dtype=np.int64,
     )
+
+
+def _tokens_between(routing: Routing) -> NDArray[np.int64]:  # (source rank, owning rank)
+    num_ranks = len(routing.topk_idx)
+    tokens = np.zeros((num_ranks, num_ranks), dtype=np.int64)
+    for source, owners in enumerate(_owners(routing)):
+        for owner in range(num_ranks):
+            tokens[source, owner] = np.count_nonzero((owners == owner).any(axis=1))
+    return tokens
 
 
 def _traffic(

@@ -1,5 +1,6 @@
 """What the cuda executor makes of a configuration, and what a trial is asked in which order."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -11,6 +12,8 @@ torch = pytest.importorskip("torch")
 from tests.launch.points import compose_point  # noqa: E402
 from tilepipe.config.choices import Copy, Regime  # noqa: E402
 from tilepipe.config.schemas import config_from_dict  # noqa: E402
+from tilepipe.experiments.comm_ctas import with_comm_ctas  # noqa: E402
+from tilepipe.experiments.cuda import session  # noqa: E402
 from tilepipe.experiments.cuda.combine import CudaCombine  # noqa: E402
 from tilepipe.experiments.cuda.dispatch import CudaDispatch  # noqa: E402
 from tilepipe.experiments.cuda.entry import symmetric_bytes_of  # noqa: E402
@@ -18,10 +21,12 @@ from tilepipe.experiments.cuda.session import CudaSession, knobs_of  # noqa: E40
 from tilepipe.experiments.cuda.trial import measure  # noqa: E402
 from tilepipe.experiments.setting import (  # noqa: E402
     GATE_LAUNCH,
+    Memory,
     placed_routing,
     plan_settings,
     shape_of,
 )
+from tilepipe.fabric.loopback import LoopbackHeap  # noqa: E402
 from tilepipe.kernels.group import DeviceGroup  # noqa: E402
 from tilepipe.kernels.launcher import Knobs  # noqa: E402
 from tilepipe.measure.device import Chain  # noqa: E402
@@ -85,6 +90,30 @@ def test_knobs_left_null_are_those_of_the_launcher():
 @pytest.mark.parametrize(("rate", "delay_ns"), [(400.0, 0), (None, 1)])
 def test_a_rate_or_a_delay_alone_is_a_pace(rate, delay_ns):
     assert Knobs(num_ctas=1, pace_gbps=rate, pace_latency_ns=delay_ns).paced
+
+
+@pytest.mark.parametrize("kernel", ["dispatch_gemm", "gemm_combine"])
+def test_a_number_that_was_to_be_found_is_one_before_anything_is_planned(kernel, monkeypatch):
+    config = config_of(kernel, "kernel.num_comm_ctas=auto", "launch.pace_gbps=60")
+    found = with_comm_ctas(config, placed_routing(config), num_sms=132).kernel.num_comm_ctas
+
+    @contextmanager
+    def heap_on_cpu(config, specs):
+        yield LoopbackHeap(specs, num_ranks=2, device=torch.device("cpu"))
+
+    chip = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(session.torch.cuda, "get_device_properties", lambda device: chip)
+    monkeypatch.setattr(session, "open_heap", heap_on_cpu)
+    monkeypatch.setattr(session, "CudaSession", lambda *parts: parts)
+    with session.opened_session(config, Memory(dispatch_hidden=64, home_hidden=64)) as opened:
+        resolved, placed, group = opened
+
+    assert found == resolved.kernel.num_comm_ctas == group.knobs.num_ctas
+    assert config.kernel.num_comm_ctas == "auto"
+    group.set_routing(placed.physical)
+    made = SimpleNamespace(config=resolved, placed=placed, routing=placed.physical, group=group)
+    made.timer = SimpleNamespace(num_repeated=0)
+    assert CudaSession.counts(made, 0)["num_comm_ctas"] == found
 
 
 # Memory.
@@ -258,6 +287,7 @@ class FakeSession:
 
     def __init__(self, log, **measured):
         defaults = {"num_warmups": 1, "num_iters": 3, "max_iters": None, "interval": None}
+        defaults["timeline"] = False
         self.config = SimpleNamespace(
             measure=SimpleNamespace(**defaults | measured), launch=SimpleNamespace(wrap=None)
         )

@@ -5,13 +5,14 @@ ranks of one process are one process to torch, which holds all tokens and all ex
 
 Windows. `plan` is torch's route, counts exchanged and the host's wait for them included. `stage`
 is the work behind it, enqueued ahead of the device like that of our kernels, so that no gap between
-torch's launches lies inside; e2e is their sum. Combine takes the route of its dispatch and has a
-stage only.
+torch's launches lies inside; e2e is their sum. Combine and GEMM -> combine take the route of their
+dispatch and have a stage only.
 
-Not yet run on a GPU.
+Where links are paced torch's copies of rows are not: they count as the longer of what they took
+and what the fullest link would take, bytes over rate. Rows of such points are marked as paced.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
@@ -26,15 +27,20 @@ from tilepipe.baselines.collective import Collective, joined
 from tilepipe.baselines.layer import TorchLayer
 from tilepipe.config.choices import Baseline, Layout, Operation
 from tilepipe.experiments.cuda.heap import watchdog_s
+from tilepipe.experiments.cuda.layer import expert_weights
 from tilepipe.experiments.cuda.payload import fill_rows
+from tilepipe.experiments.cuda.recording import Recordable
 from tilepipe.experiments.cuda.session import CudaSession
 from tilepipe.experiments.cuda.trial import CudaTrial, Gated
 from tilepipe.experiments.setting import Components, plan_settings
+from tilepipe.kernels.overlap.launch import BoundLaunch
+from tilepipe.measure.device import Part
 from tilepipe.measure.gate import BF16_POISON
 from tilepipe.records import Verdict
 from tilepipe.schedule.layout import count_rows, make_layout
+from tilepipe.workload.shapes import gemm_shape, logical_bytes, row_bytes, wire_bytes
 
-__all__ = ["BesideTorch", "with_baselines"]
+__all__ = ["BesideTorch", "linked_bytes", "with_baselines"]
 
 
 @contextmanager
@@ -43,11 +49,12 @@ def with_baselines(trial: CudaTrial) -> Iterator[Gated]:
     session = trial.session
     config, heap = session.config, session.group.heap
     wanted = Baseline.torch in config.measure.baselines
-    if not wanted or torch_contender(config.operation, executor="cuda") is None:
+    if not wanted or torch_contender(config.operation) is None:
         yield trial
         return
+    beside = _beside(config.operation)
     if heap.is_whole:
-        yield BesideTorch(trial, None)
+        yield beside(trial, None)
         return
     store, _, _ = next(rendezvous("env://"))
     with joined(
@@ -59,7 +66,16 @@ def with_baselines(trial: CudaTrial) -> Iterator[Gated]:
         give_up=lambda: None,  # whoever closes the heap tells the peers
         device=session.device,
     ) as collective:
-        yield BesideTorch(trial, collective)
+        yield beside(trial, collective)
+
+
+def _beside(operation: Operation) -> Callable[[CudaTrial, Collective | None], Gated]:
+    if operation is not Operation.moe_layer:
+        return BesideTorch
+    # Loads the kernels of both halves: only where they run.
+    from tilepipe.experiments.cuda.beside_layer import BesideTorchLayer
+
+    return BesideTorchLayer
 
 
 class BesideTorch:
@@ -69,33 +85,48 @@ class BesideTorch:
         self.session: CudaSession = trial.session
         self._trial = trial
         config, routing, ranks = self.session.config, self.session.routing, self.session.ranks
-        name = torch_contender(config.operation, executor="cuda")
+        name = torch_contender(config.operation)
         assert name is not None, "no such contender"
         self._name, self._operation = name, config.operation
         counts = np.stack([count_rows(ids, routing.num_experts) for ids in routing.topk_idx])
         packed = replace(plan_settings(config, self.session.placed), layout=Layout.packed)
         self._layouts = {rank: make_layout(rank, counts, packed) for rank in ranks}
-        ids = np.concatenate([routing.topk_idx[rank] for rank in ranks]).astype(np.int64)
-        weights = np.concatenate([routing.topk_weights[rank] for rank in ranks])
         # Where the tokens, and the received rows, of each own rank lie among those of all.
         self._tokens = _slices({rank: len(routing.topk_idx[rank]) for rank in ranks})
         self._rows = _slices({rank: layout.num_rows for rank, layout in self._layouts.items()})
-        hidden, device = config.workload.hidden, self.session.device
+        self._reserve(_weights(self.session), collective)
+        self._make_route()
+
+    def _reserve(self, weights: torch.Tensor | None, collective: Collective | None) -> None:
+        """Inputs, outputs and what lies between them, of all own ranks."""
+        session, workload = self.session, self.session.config.workload
+        routing, ranks, device = session.routing, session.ranks, session.device
+        ids = np.concatenate([routing.topk_idx[rank] for rank in ranks]).astype(np.int64)
+        routed = np.concatenate([routing.topk_weights[rank] for rank in ranks])
+        self._topk_idx = torch.from_numpy(ids).to(device)
+        self._topk_weights = torch.from_numpy(routed).to(device)
         num_received = sum(layout.num_rows for layout in self._layouts.values())
         self._layer = TorchLayer(
             num_tokens=len(ids),
             num_topk=ids.shape[1],
             num_experts=routing.num_experts,
             num_received=num_received,
-            hidden=hidden,
+            hidden=workload.hidden,
             device=device,
+            weights=weights,
             collective=collective,
         )
-        self._topk_idx = torch.from_numpy(ids).to(device)
-        self._topk_weights = torch.from_numpy(weights).to(device)
-        num_inputs = len(ids) if self._operation is Operation.dispatch else num_received
-        self._inputs = torch.zeros(num_inputs, hidden, dtype=torch.bfloat16, device=device)
-        self._make_route()
+        shape = len(ids) if self._sends else num_received, workload.hidden
+        if self._operation is Operation.gemm_combine:
+            shape = num_received, workload.intermediate
+        self._inputs = torch.zeros(shape, dtype=torch.bfloat16, device=device)
+        num_n = 0 if weights is None else weights.shape[1]
+        self._product = torch.zeros(num_received, num_n, dtype=torch.bfloat16, device=device)
+
+    @property
+    def _sends(self) -> bool:
+        """Whether a launch begins with tokens, and so with a route; else with received rows."""
+        return self._operation in (Operation.dispatch, Operation.dispatch_gemm)
 
     @property
     def contenders(self) -> tuple[str, ...]:
@@ -110,52 +141,120 @@ class BesideTorch:
             self._trial.prepare(contender, launch)
             return
         for rank in self.session.ranks:
-            if self._operation is Operation.dispatch:
+            if self._sends:
                 inputs = self._inputs[self._tokens[rank]]
                 fill_rows(inputs, launch, rank, torch.arange(len(inputs), device=inputs.device))
             else:
                 _, source, token, slot = self.session.received_homes(rank)
                 fill_rows(self._inputs[self._rows[rank]], launch, source, token, slot=slot)
 
+    def fused(self, num_stamps: int) -> BoundLaunch:
+        """The trial's own; asked for only where that has one."""
+        assert isinstance(self._trial, Recordable)
+        return self._trial.fused(num_stamps)
+
     def poison(self, contender: str) -> None:
         if contender != self._name:
             self._trial.poison(contender)
         else:
             self._layer.poison(BF16_POISON, self._route)
+            self._product.view(torch.int16).fill_(BF16_POISON)
 
     def run(self, contender: str) -> None:
         if contender != self._name:
             self._trial.run(contender)
             return
-        if self._operation is Operation.dispatch:
+        if self._sends:
             self._make_route()
         self._work()
 
     def time(self, contender: str) -> Components:
         if contender != self._name:
             return self._trial.time(contender)
-        plan = self._make_route if self._operation is Operation.dispatch else None
-        return self.session.time_apart(plan, self._work)
+        plan, pace_gbps = (
+            self._make_route if self._sends else None,
+            self.session.config.launch.pace_gbps,
+        )
+        if pace_gbps is None:
+            return self.session.time_apart(plan, [("stage", self._work)])
+        least_ns = {"moved": round(linked_bytes(self.session) / pace_gbps)}
+        return self.session.time_apart(plan, self._steps(), least_ns)
 
     def check(self, contender: str, rank: int, launch: int, stage: str) -> list[Verdict]:
         if contender != self._name:
             return self._trial.check(contender, rank, launch, stage)
         named = {"contender": contender, "stage": stage}
-        oracle = self.session.oracle(rank)
-        if self._operation is Operation.dispatch:
-            received = self._layer.received[self._rows[rank]]
-            layout = self._layouts[rank]
-            return [oracle.check_dispatched(launch, received, layout, **named)]
-        return [oracle.check_summed(launch, self._layer.out[self._tokens[rank]], **named)]
+        session, workload, layer = self.session, self.session.config.workload, self._layer
+        oracle, placement = session.oracle(rank), session.placed.placement
+        layout, tokens, rows = self._layouts[rank], self._tokens[rank], self._rows[rank]
+        match self._operation:
+            case Operation.dispatch:
+                return [oracle.check_dispatched(launch, layer.received[rows], layout, **named)]
+            case Operation.combine:
+                return [oracle.check_summed(launch, layer.out[tokens], **named)]
+            case Operation.dispatch_gemm:
+                first_rows = [int(first) for first in layout.expert_first_row[:-1]]
+                experts = placement.experts_on(rank).tolist()
+                products = {"experts": experts, "num_k": workload.hidden, **named}
+                return [oracle.check_products(launch, self._product[rows], first_rows, **products)]
+            case _:
+                experts = placement.expert_of.tolist()
+                sums = {"experts": experts, "num_k": workload.intermediate, **named}
+                return [oracle.check_gemm_combined(launch, layer.out[tokens], **sums)]
 
     def _make_route(self) -> None:
         self._route = self._layer.make_route(self._topk_idx)
 
     def _work(self) -> None:
-        if self._operation is Operation.dispatch:
-            self._layer.dispatch(self._route, self._inputs)
-        else:
-            self._layer.combine(self._route, self._inputs, self._topk_weights)
+        for _, step in self._steps():
+            step()
+
+    def _steps(self) -> list[Part]:
+        """What follows the route; `moved` is what ranks on GPUs of their own would do by link."""
+        layer, weights = self._layer, self._topk_weights
+        route, inputs = self._route, self._inputs
+
+        def send() -> None:
+            layer.dispatch(route, inputs)
+
+        def multiply() -> None:
+            self._product = layer.multiply(route, layer.received if self._sends else inputs)
+
+        def bring_home() -> None:
+            by_gemm = self._operation is Operation.gemm_combine
+            layer.bring_home(route, self._product if by_gemm else inputs)
+
+        def add_up() -> None:
+            layer.add_up(weights)
+
+        moved: list[Part] = [("moved", send)]
+        if not self._sends:
+            moved = [("moved", bring_home), ("added", add_up)]
+        match self._operation:
+            case Operation.dispatch_gemm:
+                return [*moved, ("multiplied", multiply)]
+            case Operation.gemm_combine:
+                return [("multiplied", multiply), *moved]
+            case _:
+                return moved
+
+
+def linked_bytes(session: CudaSession) -> int:
+    """What crosses the fullest link one way; of one rank alone, all its rows."""
+    routing, workload = session.routing, session.config.workload
+    count = wire_bytes if len(routing.topk_idx) > 1 else logical_bytes
+    traffic = count(routing, row_bytes=row_bytes(workload))
+    return max(*traffic.sent_bytes, *traffic.received_bytes)
+
+
+def _weights(session: CudaSession) -> torch.Tensor | None:  # (experts here, n, k) bf16
+    """Weights of the experts of all own ranks; None where nothing is multiplied."""
+    shape = gemm_shape(session.config.workload, session.config.operation)
+    if shape is None:
+        return None
+    on_rank = session.placed.placement.experts_on
+    experts = [expert for rank in session.ranks for expert in on_rank(rank).tolist()]
+    return expert_weights(experts, shape.n, shape.k, session.device)
 
 
 def _slices(counts: dict[int, int]) -> dict[int, slice]:

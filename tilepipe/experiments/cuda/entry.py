@@ -21,9 +21,11 @@ def run_ranks(config: Config) -> tuple[RankRecord, ...]:
     from tilepipe.experiments.cuda.beside import with_baselines
     from tilepipe.experiments.cuda.session import opened_session
     from tilepipe.experiments.cuda.trial import measure
+    from tilepipe.kernels.kept import codes_kept, default_folder
 
     kind = importlib.import_module(f"tilepipe.experiments.cuda.{config.operation.name}").TRIAL
     with (
+        codes_kept(default_folder()),
         opened_session(config, kind.memory(config)) as session,
         with_baselines(kind(session)) as trial,
     ):
@@ -40,6 +42,7 @@ def symmetric_bytes_of(config: Config) -> int:
         "grouped_gemm": Memory(dispatch_hidden=hidden),
         "dispatch_gemm": Memory(dispatch_hidden=hidden, spare=True),
         "gemm_combine": Memory(home_hidden=hidden, spare=True),
+        "moe_layer": Memory(dispatch_hidden=hidden, home_hidden=hidden),
     }[config.operation.name]
     placed = placed_routing(config)
     shape = shape_of(config, placed.physical, memory)

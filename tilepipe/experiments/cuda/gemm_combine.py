@@ -10,7 +10,7 @@ import torch
 
 from tilepipe.config.choices import Push, Roles
 from tilepipe.config.schemas import Config, GemmCombineKernel
-from tilepipe.experiments.cuda.layer import layer_of
+from tilepipe.experiments.cuda.layer import layers_of
 from tilepipe.experiments.cuda.oracle import poison
 from tilepipe.experiments.cuda.payload import fill_rows
 from tilepipe.experiments.cuda.session import CudaSession
@@ -18,6 +18,7 @@ from tilepipe.experiments.setting import Components, Memory
 from tilepipe.fabric.table import Slot
 from tilepipe.kernels.overlap.group import ctas_alone, ctas_beside, spare_table
 from tilepipe.kernels.overlap.home_group import fused_home_launch, gemm_home_launch, upload_home
+from tilepipe.kernels.overlap.launch import BoundLaunch
 from tilepipe.measure.device import Part
 from tilepipe.records import Verdict
 
@@ -44,7 +45,8 @@ class CudaGemmCombine:
         assert kernel.roles is not None, "a key of the host executor"
         assert kernel.push is not None, "a key of the host executor"
         session.exchange_homes()
-        self._layer = layer = layer_of(session)
+        (layer,) = layers_of(session)
+        self._layer = layer
         rows = len(group.tensor(session.ranks[0], Slot.y))
         self._a = torch.empty(
             len(session.ranks), rows, layer.k, dtype=torch.bfloat16, device=session.device
@@ -61,10 +63,11 @@ class CudaGemmCombine:
         launcher = group.launcher_on(layer.num_sms // len(group.ranks))
         launcher.prepare("push")
         fused = partial(fused_home_launch, group, layer, self._a, push=push)
+        self._fused = partial(fused, roles=roles)
         gemm = partial(gemm_home_launch, group, layer, self._a)
         gemm_all = gemm(num_gemm_ctas=self._alone)
         return {
-            "fused": [fused(roles=roles)],
+            "fused": [self._fused()],
             "sequential": [gemm_all, partial(launcher.launch, "push"), group.reduce],
             "push": [group.push],
             "reduce": [group.reduce],
@@ -73,6 +76,9 @@ class CudaGemmCombine:
             "gemm_publish": [gemm(num_gemm_ctas=self._beside, publish=True)],
             "gemm_contended": [fused(reduces=False, sending=spare_table(group.heap))],
         }
+
+    def fused(self, num_stamps: int) -> BoundLaunch:
+        return self._fused(num_stamps=num_stamps)
 
     def prepare(self, contender: str, launch: int) -> None:
         group = self.session.group

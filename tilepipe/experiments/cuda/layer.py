@@ -12,9 +12,9 @@ from tilepipe.experiments.cuda.session import CudaSession
 from tilepipe.kernels.gemm.defaults import tuning_of_tile
 from tilepipe.kernels.overlap.group import Layer
 from tilepipe.workload.payload import WEIGHTS_LAUNCH, weight_scale
-from tilepipe.workload.shapes import gemm_shape
+from tilepipe.workload.shapes import gemm_shapes
 
-__all__ = ["expert_weights", "layer_of"]
+__all__ = ["expert_weights", "layers_of"]
 
 
 def expert_weights(
@@ -29,14 +29,22 @@ def expert_weights(
     return weights
 
 
-def layer_of(session: CudaSession) -> Layer:
-    """Weights of the experts of all ranks of this process, tiles as the configuration has them."""
+def layers_of(session: CudaSession) -> tuple[Layer, ...]:
+    """Weights of the experts of all ranks of this process, tiles as the configuration has them.
+
+    One for each GEMM of the operation.
+    """
     config, device = session.config, session.device
-    shape = gemm_shape(config.workload, config.operation)
-    assert shape is not None, "an operation without a GEMM"
     placement = session.placed.placement
     experts = [expert for rank in session.ranks for expert in placement.experts_on(rank).tolist()]
-    weights = expert_weights(experts, shape.n, shape.k, device)
     tuning = tuning_of_tile(config.kernel.tile_m, config.kernel.tile_n)
     num_sms = torch.cuda.get_device_properties(device).multi_processor_count
-    return Layer(weights, tuning, num_sms)
+    return tuple(
+        Layer(
+            expert_weights(experts, shape.n, shape.k, device),
+            tuning,
+            num_sms,
+            is_second=number > 0,
+        )
+        for number, shape in enumerate(gemm_shapes(config.workload, config.operation))
+    )

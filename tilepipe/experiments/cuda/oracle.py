@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from tilepipe.experiments.cuda.payload import fill_rows, row_bits
-from tilepipe.experiments.cuda.products import compare_products, exact_product
+from tilepipe.experiments.cuda.products import compare_bounded, compare_products, exact_product
 from tilepipe.experiments.oracle import merged
 from tilepipe.measure.gate import BF16_POISON, TOLERANCES, compare_exact
 from tilepipe.records import Verdict
@@ -31,8 +31,6 @@ _TOLERANCE = TOLERANCES["bf16"]
 # Values compared at a time: 16 bytes each and the hash's scratch, half a GB (H200, 2026-11). Ever
 # smaller batches take the host longer than the device.
 _BATCH_VALUES = 2**25
-
-_TOLERANCE = TOLERANCES["bf16"]
 
 
 class DeviceOracle:
@@ -210,25 +208,7 @@ class DeviceOracle:
                 0, token, weight * (error + _TOLERANCE.rounding * (rows.abs() + error))
             )
         bound += _TOLERANCE.rounding * (total.abs() + bound)
-        wrong = ~((out.float() - total).abs() <= bound)
-        num_wrong = int(torch.count_nonzero(wrong))
-        detail = f"{num_wrong} of {wrong.numel()} values differ" if num_wrong else ""
-        if num_wrong:
-            row, column = divmod(int(wrong.flatten().to(torch.uint8).argmax()), num_n)
-            detail += (
-                f", the first at [{row}, {column}]: got {out[row, column]:g}, want "
-                f"{total[row, column]:g} within {bound[row, column]:g}"
-            )
-        error = torch.nan_to_num((out.float() - total).abs(), nan=torch.inf)
-        return Verdict(
-            contender=contender,
-            stage=stage,
-            passed=num_wrong == 0,
-            num_values=wrong.numel(),
-            num_wrong=num_wrong,
-            max_error=float(error.max()) if error.numel() else 0.0,
-            detail=detail,
-        )
+        return compare_bounded(out, total, bound, contender=contender, stage=stage)
 
     def _check_received(
         self,

@@ -16,6 +16,7 @@ from tilepipe.measure.gate import TOLERANCES
 from tilepipe.records import Verdict
 
 __all__ = [
+    "compare_bounded",
     "compare_products",
     "concatenated_swiglu",
     "exact_product",
@@ -78,6 +79,38 @@ def compare_products(
         num_values=num_values,
         num_wrong=num_wrong,
         max_error=max_error,
+        detail=detail,
+    )
+
+
+def compare_bounded(
+    got: torch.Tensor,  # (rows, columns) bf16
+    want: torch.Tensor,  # the same, float32
+    bound: torch.Tensor,  # how far a value may be off
+    *,
+    contender: str,
+    stage: str,
+) -> Verdict:
+    """Every value within its own bound."""
+    found = got.float()
+    # NaN compares false, so it is asked what is right.
+    wrong = ~((found - want).abs() <= bound)
+    num_wrong = int(torch.count_nonzero(wrong))
+    detail = ""
+    if num_wrong:
+        row, column = divmod(int(wrong.flatten().to(torch.uint8).argmax()), wrong.shape[1])
+        detail = (
+            f"{num_wrong} of {wrong.numel()} values differ, the first at [{row}, {column}]: got "
+            f"{found[row, column]:g}, want {want[row, column]:g} within {bound[row, column]:g}"
+        )
+    error = torch.nan_to_num((found - want).abs(), nan=torch.inf)
+    return Verdict(
+        contender=contender,
+        stage=stage,
+        passed=num_wrong == 0,
+        num_values=wrong.numel(),
+        num_wrong=num_wrong,
+        max_error=float(error.max()) if error.numel() else 0.0,
         detail=detail,
     )
 

@@ -5,7 +5,7 @@ Knows nothing of any one operation, of files and tables.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from tilepipe.config.choices import L2, Planner, Regime
-from tilepipe.config.schemas import Config, GroupedGemmKernel
+from tilepipe.config.schemas import Config, FusedKernel, GroupedGemmKernel
+from tilepipe.experiments.comm_ctas import asks_for_comm_ctas, with_comm_ctas
 from tilepipe.experiments.cuda.heap import open_heap, watchdog_s
 from tilepipe.experiments.cuda.oracle import DeviceOracle
 from tilepipe.experiments.cuda.payload import fill_rows
@@ -47,7 +48,7 @@ def knobs_of(config: Config) -> Knobs:
     kernel, launch = config.kernel, config.launch
     if isinstance(kernel, GroupedGemmKernel):
         return Knobs(num_ctas=1)  # nothing travels; gates alone are launched
-    assert isinstance(kernel.num_comm_ctas, int), "no best count to find"
+    assert isinstance(kernel.num_comm_ctas, int), "auto is resolved before"
     typed: dict[str, Any] = {
         "copy": kernel.copy,
         "num_warps": kernel.num_comm_warps,
@@ -77,13 +78,16 @@ def opened_session(config: Config, memory: Memory) -> Iterator["CudaSession"]:
 
     Raises what `draw`, `place`, `open_heap` and `DeviceGroup` raise.
     """
-    placed, knobs = placed_routing(config), knobs_of(config)
+    placed = placed_routing(config)
     settings, shape = plan_settings(config, placed), shape_of(config, placed.physical, memory)
     with open_heap(config, buffer_specs(settings, shape)) as heap:
+        if asks_for_comm_ctas(config):
+            properties = torch.cuda.get_device_properties(heap.device)
+            config = with_comm_ctas(config, placed, num_sms=properties.multi_processor_count)
         group = DeviceGroup(
             settings,
             shape,
-            knobs,
+            knobs_of(config),
             heap=heap,
             watchdog_s=watchdog_s(config),
             plans_on_device=plans_on_device(config),
@@ -202,21 +206,29 @@ class CudaSession:
             return {"stage": (start_ns, stage_ns)}
         return {"e2e": (start_ns, plan_ns + stage_ns), "plan": (start_ns, plan_ns)}
 
-    def time_apart(self, plan: Callable[[], None] | None, stage: Callable[[], None]) -> Components:
+    def time_apart(
+        self,
+        plan: Callable[[], None] | None,
+        steps: Sequence[Part],
+        least_ns: Mapping[str, int] | None = None,  # by step: what a link would take, not measured
+    ) -> Components:
         """Run and time a launch that is none of ours; its plan, if any, makes the host wait for
         the device.
 
-        The plan's window holds that wait; the stage is timed behind it, as any other.
+        The plan's window holds that wait; the steps are timed behind it, as any other stage, none
+        of them counted as less than `least_ns` has for it.
         """
         if self.config.launch.wrap is not None:
             parts: list[Part] = [] if plan is None else [("plan", plan)]
-            return self._run_wrapped([*parts, ("stage", stage)], whole=plan is not None)
+            return self._run_wrapped([*parts, *steps], whole=plan is not None)
         planned = None if plan is None else self.timer.measure_waiting(plan)
-        window = self.timer.measure([("stage", stage)])
+        window = self.timer.measure(steps)
+        least = least_ns or {}
+        stage_ns = sum(max(window[name], least.get(name, 0)) for name, _ in steps)
         if planned is None:
-            return {"stage": (window["start_ns"], window["stage"])}
+            return {"stage": (window["start_ns"], stage_ns)}
         start_ns, plan_ns = planned
-        return {"e2e": (start_ns, plan_ns + window["stage"]), "plan": planned}
+        return {"e2e": (start_ns, plan_ns + stage_ns), "plan": planned}
 
     def _run_wrapped(self, parts: Sequence[Part], *, whole: bool) -> Components:
         """Run once, for a tool to look at: what it does to times is not ours to measure."""
@@ -239,4 +251,7 @@ class CudaSession:
             self.group.plans[rank],
             heap_bytes=self.group.heap.rank_bytes,
         )
+        kernel = self.config.kernel
+        if isinstance(kernel, FusedKernel):  # whose number may have been found here
+            counts["num_comm_ctas"] = self.group.knobs.num_ctas
         return {**counts, "windows_retaken": self.timer.num_repeated}

@@ -28,6 +28,7 @@ __all__ = [
     "stage_words",
     "staged_byte",
     "store_words_directly",
+    "swiglu",
     "words_kept",
     "words_to_send",
 ]
@@ -75,13 +76,13 @@ def packed_words(
                 # Four outputs of either of two groups; word by word they must be neighbours.
                 for side in cutlass.range_constexpr(2):
                     at = 4 * (2 * group + side) + 2 * half
-                    values[side] = _swiglu(sums[at], sums[at + 1])
+                    values[side] = swiglu(sums[at], sums[at + 1])
                 words[2 * j + half] = _neighbours(_rounded(values), lane)
             else:
                 for column in cutlass.range_constexpr(2):
                     at = 4 * group + 2 * half + column
                     if cutlass.const_expr(epilogue is Epilogue.swiglu_concatenated):
-                        values[column] = _swiglu(sums[at], sums[at + 2 * num_groups])
+                        values[column] = swiglu(sums[at], sums[at + 2 * num_groups])
                     elif cutlass.const_expr(epilogue is Epilogue.row_scale):
                         values[column] = sums[at] * scales[half]
                     else:
@@ -97,7 +98,7 @@ def _rounded(values: cute.Tensor) -> Int32:
     return cute.recast_tensor(pair, Int32)[0]
 
 
-def _swiglu(gate: Float32, up: Float32) -> Float32:
+def swiglu(gate: Float32, up: Float32) -> Float32:
     """silu(gate) x up; approximate exp2 and reciprocal are good to some 2^-22."""
     denominator = Float32(1.0) + cute.math.exp2(gate * Float32(-_LOG2_E), fastmath=True)
     return gate * Float32(cute.arch.rcp_approx(denominator)) * up

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilepipe.config.choices import Granularity, Layout, StoreMode, Walk
+from tilepipe.fabric.table import Slot, Word
 from tilepipe.kernels.gemm.choices import (
     Clip,
     Consumers,
@@ -77,6 +78,7 @@ class GemmProblem:
     publish: bool = False  # tell which rows of which columns have been stored
     sends: bool = False  # warps send elsewhere what they have staged; nothing is stored here
     num_chunks: int | None = None  # pieces along N that are told apart; None: one an N tile
+    is_second: bool = False  # of the two of a layer: its tiles are the rank's second list
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +123,16 @@ class KernelPlan:
     def __post_init__(self) -> None:
         for name in ("tile_m", "tile_n", "cluster_m"):
             object.__setattr__(self, name, getattr(self.tuning, name))
+
+    @property
+    def tiles_slot(self) -> Slot:
+        """Where the records of the cluster tiles lie."""
+        return Slot.second_tiles if self.problem.is_second else Slot.gemm_tiles
+
+    @property
+    def tiles_word(self) -> Word:
+        """Where their number stands."""
+        return Word.num_second_tiles if self.problem.is_second else Word.num_gemm_tiles
 
     @property
     def is_ping_pong(self) -> bool:
@@ -171,7 +183,8 @@ class KernelPlan:
         Chunk by chunk the last M tiles would be cut in every chunk, not at the end alone.
         """
         halves = self.cluster_m == 1 and self.tile_m % (2 * BLOCK_M) == 0
-        wanted = self.tuning.cuts_tail and self.tuning.walk is Walk.expert
+        by_expert = self.tuning.walk is Walk.expert or self.num_chunks == 1
+        wanted = self.tuning.cuts_tail and by_expert
         return wanted and self.skips_blocks and halves
 
     def turn_of(self, i: int, part: int) -> int:

@@ -4,7 +4,7 @@ Knows nothing of configuration files, oracle or clocks.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -13,18 +13,20 @@ import torch
 from tilepipe.config.choices import Roles
 from tilepipe.fabric.device_heap import DeviceHeap
 from tilepipe.fabric.table import Slot, Word
+from tilepipe.kernels.gemm.choices import Epilogue
 from tilepipe.kernels.gemm.launch import GroupedGemm, upload_tiles
 from tilepipe.kernels.gemm.plan import GemmProblem, GemmTuning, KernelPlan, plan_gemm
 from tilepipe.kernels.group import DeviceGroup
 from tilepipe.kernels.launcher import constants_of
 from tilepipe.kernels.overlap.home import HomePlan, home_gemm_bytes
-from tilepipe.kernels.overlap.launch import FusedLaunch, make_plan
+from tilepipe.kernels.overlap.launch import BoundLaunch, FusedLaunch, make_plan
 from tilepipe.kernels.overlap.plan import (
     OverlapPlan,
     Split,
     gemm_bytes,
     num_first_tiles,
     split_chip,
+    stamped,
 )
 
 __all__ = [
@@ -49,6 +51,8 @@ class Layer:
     weights: torch.Tensor  # (experts of all ranks of this process, n, k) bf16
     tuning: GemmTuning
     num_sms: int
+    epilogue: Epilogue = Epilogue.none  # what becomes of a product before it is rounded
+    is_second: bool = False  # the second GEMM of a layer that has two
 
     @property
     def n(self) -> int:
@@ -65,9 +69,9 @@ def plan_layer(
     """The GEMM of the layer beside communication of a kind; `hooks` of GemmProblem."""
     settings = group.settings
     if work == "push":
-        smem_bytes = home_gemm_bytes(settings.num_ranks)
+        room = home_gemm_bytes(settings.num_ranks)
     else:
-        smem_bytes = gemm_bytes(constants_of(work, settings, group.shape, group.knobs))
+        room = gemm_bytes(constants_of(work, settings, group.shape, group.knobs))
     return plan_gemm(
         GemmProblem(
             n=layer.n,
@@ -75,12 +79,14 @@ def plan_layer(
             num_experts=settings.num_experts_per_rank,
             layout=settings.layout,
             group_align=settings.tile_m,
+            epilogue=layer.epilogue,
+            is_second=layer.is_second,
             **hooks,
         ),
-        replace(layer.tuning, walk=settings.walk),
+        layer.tuning,
         num_gemm_ctas=num_gemm_ctas,
         num_sms=layer.num_sms,
-        smem_bytes=smem_bytes,
+        smem_bytes=room,
     )
 
 
@@ -104,10 +110,11 @@ def bind_fused(
     a: torch.Tensor,  # (rows, k) of the first rank
     d: torch.Tensor,  # (rows, n) of the first rank
     sending: torch.Tensor | None,  # table of communication; None: that of all
-) -> Callable[[], None]:
+    num_stamps: int = 0,  # that a warp has room for; 0: none is left
+) -> BoundLaunch:
     """A launch of a fused kernel, of all ranks of this process."""
     launch = FusedLaunch(
-        plan,
+        stamped(plan, num_stamps) if num_stamps else plan,
         split,
         limit_ns=int(group.watchdog_s * 1e9),
         pace_gbps=group.knobs.pace_gbps,
@@ -182,7 +189,8 @@ def fused_launch(
     gates: bool = False,  # CTAs of the GEMM begin together
     wait: bool = True,  # False: the GEMM does not look at flags, a control and a bound
     sending: torch.Tensor | None = None,  # table of communication; None: that of all
-) -> Callable[[], None]:
+    num_stamps: int = 0,  # that a warp has room for; 0: none is left
+) -> BoundLaunch:
     """A launch of both on torch's current stream, behind the gate of the group.
 
     Raises ValueError where the two do not fit together or not onto the chip.
@@ -194,6 +202,7 @@ def fused_launch(
         gates=gates,
         wait=wait,
         sending=sending,
+        num_stamps=num_stamps,
     )
 
 
@@ -230,7 +239,8 @@ def _bound(
     opens: bool = False,
     gates: bool = False,
     sending: torch.Tensor | None = None,
-) -> Callable[[], None]:
+    num_stamps: int = 0,
+) -> BoundLaunch:
     """A launch of the fused kernel of all ranks of this process."""
     ranks, settings = group.ranks, group.settings
     received = [group.tensor(rank, Slot.recv_x).view(torch.bfloat16) for rank in ranks]
@@ -245,7 +255,13 @@ def _bound(
         a_rank_pitch=rank_pitch(received),
         d_rank_pitch=out.stride(0),
     )
-    return bind_fused(group, layer, plan, split, a=received[0], d=out[0], sending=sending)
+    return bind_fused(
+        *(group, layer, plan, split),
+        a=received[0],
+        d=out[0],
+        sending=sending,
+        num_stamps=num_stamps,
+    )
 
 
 _SPARE = {

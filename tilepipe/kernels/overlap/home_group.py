@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from tilepipe.config.choices import Push, Roles
+from tilepipe.config.choices import Push, Roles, Walk
 from tilepipe.fabric.table import NUM_SLOTS, Slot, Word
 from tilepipe.kernels.gemm.launch import upload_tiles
 from tilepipe.kernels.gemm.plan import KernelPlan
@@ -23,6 +23,7 @@ from tilepipe.kernels.overlap.group import (
     rank_pitch,
 )
 from tilepipe.kernels.overlap.home import order_units, plan_home_launch
+from tilepipe.kernels.overlap.launch import BoundLaunch
 from tilepipe.kernels.overlap.plan import Split
 
 __all__ = ["fused_home_launch", "gemm_home_launch", "upload_home"]
@@ -35,18 +36,24 @@ def _plan(
     publish: bool,
     num_gemm_ctas: int,
     push: Push = Push.ctas,
+    walk: Walk = Walk.expert,
 ) -> KernelPlan:
-    hooks = {"publish": publish, "num_chunks": group.settings.num_chunks}
+    own = replace(layer, tuning=replace(layer.tuning, walk=walk))
+    hooks = {"publish": publish, "num_chunks": group.settings.homeward.num_chunks}
     hooks["sends"] = push is Push.epilogue
-    return plan_layer(group, layer, "push", num_gemm_ctas=num_gemm_ctas, **hooks)
+    return plan_layer(group, own, "push", num_gemm_ctas=num_gemm_ctas, **hooks)
 
 
-def upload_home(group: DeviceGroup, layer: Layer, *, num_gemm_ctas: int) -> None:
+def upload_home(
+    group: DeviceGroup, layer: Layer, *, num_gemm_ctas: int, walk: Walk | None = None
+) -> None:
     """Tell the launches that follow which tiles there are, and in which order units go home.
 
     The last tiles are cut for so many CTAs of each rank; launches of any other number are right.
+    `walk` None: as the settings of the group say; any launch takes any order.
     """
-    plan = _plan(group, layer, publish=True, num_gemm_ctas=num_gemm_ctas)
+    walk = walk or group.settings.walk
+    plan = _plan(group, layer, publish=True, num_gemm_ctas=num_gemm_ctas, walk=walk)
     for rank in group.ranks:
         layout = group.plans[rank].layout
         records = upload_tiles(group.heap, rank, layout, plan)
@@ -66,14 +73,15 @@ def fused_home_launch(
     push: Push = Push.ctas,
     reduces: bool = True,
     sending: torch.Tensor | None = None,  # table of communication; None: that of all
-) -> Callable[[], None]:
+    num_stamps: int = 0,  # that a warp has room for; 0: none is left
+) -> BoundLaunch:
     """A launch of both on torch's current stream, behind the gate of the group.
 
     Raises ValueError where the two do not fit together or not onto the chip.
     """
     split = Split(num_comm_ctas=group.knobs.num_ctas, num_gemm_ctas=ctas_beside(group, layer))
     how = {"roles": roles, "push": push, "reduces": reduces, "sending": sending}
-    return _bound(group, layer, a, split, **how)
+    return _bound(group, layer, a, split, num_stamps=num_stamps, **how)
 
 
 def gemm_home_launch(
@@ -108,13 +116,20 @@ def _bound(
     reduces: bool,
     publish: bool = True,
     sending: torch.Tensor | None = None,
-) -> Callable[[], None]:
+    num_stamps: int = 0,
+) -> BoundLaunch:
     """A launch of the fused kernel of all ranks of this process."""
     ranks = group.ranks
     products = [group.tensor(rank, Slot.y).view(torch.bfloat16) for rank in ranks]
     constants = constants_of("push", group.settings, group.shape, group.knobs)
     plan = plan_home_launch(
-        _plan(group, layer, publish=publish, num_gemm_ctas=split.num_gemm_ctas, push=push),
+        _plan(
+            *(group, layer),
+            publish=publish,
+            num_gemm_ctas=split.num_gemm_ctas,
+            push=push,
+            walk=group.settings.walk,
+        ),
         replace(constants, num_parts=group.settings.num_parts),
         roles=roles,
         reduces=reduces,
@@ -123,4 +138,10 @@ def _bound(
         a_rank_pitch=a.stride(0),
         d_rank_pitch=rank_pitch(products),
     )
-    return bind_fused(group, layer, plan, split, a=a[0], d=products[0], sending=sending)
+    return bind_fused(
+        *(group, layer, plan, split),
+        a=a[0],
+        d=products[0],
+        sending=sending,
+        num_stamps=num_stamps,
+    )

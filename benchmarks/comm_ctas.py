@@ -1,0 +1,273 @@
+"""Both fused launches at every number of communication CTAs, on 1 to 8 ranks, with clusters.
+
+    python -m benchmarks.comm_ctas OUT.csv [--job dispatch_gemm-1-1 ...] [--total-s 150]
+
+A job is operation-ranks-cluster: ranks share the chip, 4096 tokens of deepseek_v3_ep8_rank between
+them, 32 experts; cluster is how many M tiles a cluster of CTAs has. A process a job; OUT gets a
+line for each count, also for those that cannot be resident, with the sentence by which they are
+refused. Counts of a job run interleaved, roles switch; each is compared with the FP32 oracle on
+poisoned memory before it is timed. `over_line` is the time over the line through both neighbours.
+"""
+
+import argparse
+import csv
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.beside_limit import config_of
+from benchmarks.neighbours import over_line
+from tilepipe.config.choices import Operation, Roles
+from tilepipe.experiments.cuda.layer import layers_of
+from tilepipe.experiments.cuda.oracle import poison
+from tilepipe.experiments.cuda.payload import fill_rows
+from tilepipe.experiments.cuda.session import opened_session
+from tilepipe.experiments.setting import Memory
+from tilepipe.fabric.table import Slot
+from tilepipe.kernels.group import DeviceGroup
+from tilepipe.kernels.kept import codes_kept, default_folder
+from tilepipe.kernels.overlap.group import ctas_alone, ctas_beside, fused_launch, upload_layer
+from tilepipe.kernels.overlap.home_group import fused_home_launch, upload_home
+from tilepipe.measure.contenders import run_interleaved
+from tilepipe.measure.stats import median_interval
+
+OPERATIONS = (Operation.dispatch_gemm, Operation.gemm_combine)
+GROUPS = ((1, 1), (1, 2), (8, 1), (2, 1), (4, 1), (2, 2), (4, 2), (8, 2))
+JOBS = tuple(f"{op.name}-{ranks}-{cluster}" for ranks, cluster in GROUPS for op in OPERATIONS)
+CTAS = (*range(2, 17), *range(18, 65, 2))
+COLUMNS = (
+    *("operation", "num_ranks", "cluster_m", "copy", "roles", "num_comm_ctas"),
+    *("median_us", "low_us", "high_us", "over_line", "verdict"),
+)
+_TOKENS = 4096  # of all ranks
+_LAUNCH = 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--job", choices=JOBS, action="append")
+    parser.add_argument("--total-s", type=float, default=150.0)
+    parser.add_argument("--iters", type=int, default=12)
+    parser.add_argument("--ctas", type=counts_of, default=CTAS, help="counts, such as 2,4,8")
+    parser.add_argument("--inside", action="store_true", help="run one job in this process")
+    chosen = parser.parse_args()
+    if chosen.inside:
+        (job,) = chosen.job
+        with codes_kept(default_folder()):
+            write(chosen.out, run_job(job, chosen.iters, chosen.ctas))
+        return 0
+    begin, failed = time.monotonic(), False
+    asked = ",".join(str(count) for count in chosen.ctas)
+    for job in chosen.job or JOBS:
+        left = chosen.total_s - (time.monotonic() - begin)
+        part = chosen.out.with_suffix(f".{job}.csv")
+        words = [sys.executable, "-m", "benchmarks.comm_ctas", str(part), "--job", job, "--inside"]
+        code = 124
+        if left > 0:
+            with part.with_suffix(".stderr").open("w", encoding="utf-8") as errors:
+                try:
+                    code = subprocess.run(
+                        [*words, "--iters", str(chosen.iters), "--ctas", asked],
+                        stderr=errors,
+                        check=False,
+                        timeout=left,
+                    ).returncode
+                except subprocess.TimeoutExpired:
+                    code = 124
+        failed |= code != 0
+        sys.stdout.write(f"{job}: ended with {code} after {time.monotonic() - begin:.0f} s\n")
+        sys.stdout.flush()
+    parts = [chosen.out.with_suffix(f".{job}.csv") for job in chosen.job or JOBS]
+    lines = [line for part in parts if part.is_file() for line in read(part)]
+    write(chosen.out, lines)
+    return int(failed)
+
+
+def read(path: Path) -> list[list[str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.reader(file))[1:]
+
+
+def write(path: Path, lines: list[list[str]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(lines)
+
+
+def counts_of(typed: str) -> tuple[int, ...]:
+    return tuple(sorted({int(count) for count in typed.split(",")}))
+
+
+def run_job(job: str, num_iters: int, ctas: Iterable[int]) -> list[list[str]]:
+    """Compare and time every count of a job; lines of the table."""
+    name, ranks, cluster = job.split("-")
+    with ExitStack() as stack:
+        bench = Bench(stack, Operation[name], num_ranks=int(ranks), cluster_m=int(cluster))
+        counts = [count for count in ctas if count <= bench.num_sms]
+        verdicts = {count: bench.prepare(count) for count in counts}
+        timed = {str(count): count for count, verdict in verdicts.items() if verdict == "ok"}
+        samples = run_interleaved(
+            {key: partial(bench.timed, count) for key, count in timed.items()},
+            num_warmups=2,
+            num_iters=num_iters,
+            barrier=lambda: None,
+        )
+    found = {
+        count: median_interval(
+            np.array([s.duration_ns for s in samples if s.contender == key], np.int64)
+        )
+        for key, count in timed.items()
+    }
+    above = over_line({count: middle.value for count, middle in found.items()})
+    kernel = bench.session.config.kernel
+    head = [name, ranks, cluster, kernel.copy.name, Roles.switch.name]
+    lines = []
+    for count, verdict in verdicts.items():
+        middle = found.get(count)
+        times = ["", "", ""]
+        if middle is not None:
+            times = [f"{ns / 1e3:.1f}" for ns in (middle.value, middle.low, middle.high)]
+        ratio = f"{above[count]:.4f}" if count in above else ""
+        lines.append([*head, str(count), *times, ratio, verdict])
+        sys.stdout.write(" ".join(lines[-1]) + "\n")
+    sys.stdout.flush()
+    return lines
+
+
+@dataclass(frozen=True)
+class _Launch:
+    fused: Callable[[], None]
+    num_gemm_ctas: int  # for which the last tiles are cut
+
+
+class Bench:
+    """One layer in memory, for launches with any split of the chip."""
+
+    def __init__(
+        self, stack: ExitStack, operation: Operation, *, num_ranks: int, cluster_m: int
+    ) -> None:
+        self.operation = operation
+        config = config_of(
+            operation.name,
+            f"launch.num_ranks={num_ranks}",
+            f"workload.num_tokens={_TOKENS // num_ranks}",
+            "kernel.num_comm_ctas=2",
+        )
+        self.homeward = operation is Operation.gemm_combine
+        hidden = {"home_hidden" if self.homeward else "dispatch_hidden": config.workload.hidden}
+        self.session = stack.enter_context(opened_session(config, Memory(**hidden)))
+        group, device = self.session.group, self.session.device
+        if self.homeward:
+            self.session.exchange_homes()
+        (layer,) = layers_of(self.session)
+        self.layer = replace(layer, tuning=replace(layer.tuning, cluster_m=cluster_m))
+        self.num_sms = layer.num_sms // num_ranks
+        rows = len(group.tensor(0, Slot.y if self.homeward else Slot.recv_x))
+        columns = self.layer.k if self.homeward else self.layer.n
+        # Rows as a layer before has made them, or products.
+        self.rows = torch.zeros(num_ranks, rows, columns, dtype=torch.bfloat16, device=device)
+        self._fill()
+        self._launches: dict[int, _Launch] = {}
+
+    def _fill(self) -> None:
+        if not self.homeward:
+            self.session.fill_rows_to_send(_LAUNCH)
+            return
+        for a, rank in zip(self.rows, self.session.ranks, strict=True):
+            rows, source, token, slot = self.session.received_homes(rank)
+            fill_rows(a, _LAUNCH, source, token, slot=slot, row_idx=rows)
+
+    def prepare(self, count: int) -> str:
+        """Bind a launch and compare what it leaves; `ok`, or what is wrong or refused."""
+        own = self.session.group
+        knobs = replace(own.knobs, num_ctas=count)
+        group = DeviceGroup(
+            own.settings, own.shape, knobs, heap=own.heap, watchdog_s=2.0, device=own.device
+        )
+        try:
+            if self.homeward:
+                fused = fused_home_launch(group, self.layer, self.rows, roles=Roles.switch)
+                num_gemm_ctas = ctas_beside(group, self.layer)
+            else:
+                fused = fused_launch(
+                    *(group, self.layer, self.rows),
+                    roles=Roles.switch,
+                    opens=True,
+                    gates=True,
+                )
+                num_gemm_ctas = ctas_alone(group, self.layer)
+        except ValueError as error:
+            return str(error)
+        self._launches[count] = _Launch(fused, num_gemm_ctas)
+        return self._checked(count)
+
+    def _upload(self, count: int) -> None:
+        upload = upload_home if self.homeward else upload_layer
+        num_gemm_ctas = self._launches[count].num_gemm_ctas
+        upload(self.session.group, self.layer, num_gemm_ctas=num_gemm_ctas)
+
+    def _checked(self, count: int) -> str:
+        group, homeward = self.session.group, self.homeward
+        outputs = (Slot.y, Slot.home_y, Slot.out) if homeward else (Slot.recv_x,)
+        for rank in self.session.ranks:
+            for slot in outputs:
+                poison(group.tensor(rank, slot))
+        if not homeward:
+            poison(self.rows)
+        self._upload(count)
+        group.open(exchange=not homeward)
+        self._launches[count].fused()
+        group.synchronize()
+        wrong = [detail for rank in self.session.ranks if (detail := self._differs(rank))]
+        return wrong[0] if wrong else "ok"
+
+    def _differs(self, rank: int) -> str:
+        """How the output of a rank differs from the oracle's; empty where it does not."""
+        session, group = self.session, self.session.group
+        named = {"contender": "fused", "stage": "before"}
+        placement, oracle = session.placed.placement, session.oracle(rank)
+        if self.homeward:
+            out = group.tensor(rank, Slot.out)[: len(session.routing.topk_idx[rank])]
+            verdict = oracle.check_gemm_combined(
+                _LAUNCH,
+                out.view(torch.bfloat16),
+                experts=placement.expert_of.tolist(),
+                num_k=self.layer.k,
+                **named,
+            )
+        else:
+            first_rows = group.plans[rank].layout.expert_first_row[:-1].tolist()
+            verdict = oracle.check_products(
+                _LAUNCH,
+                self.rows[rank],
+                first_rows,
+                experts=placement.experts_on(rank).tolist(),
+                num_k=self.layer.k,
+                **named,
+            )
+        return "" if verdict.passed else verdict.detail
+
+    def timed(self, count: int, number: int) -> dict[str, tuple[int, int]]:
+        """One window of a launch, behind the gate."""
+        group = self.session.group
+        self._upload(count)
+        opening = partial(group.open, exchange=not self.homeward)
+        windows = self.session.timer.measure(
+            [("plan", opening), ("stage", self._launches[count].fused)]
+        )
+        group.check()
+        return {"stage": (windows["start_ns"], windows["stage"])}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,261 @@
+"""The number of communication CTAs that a model of the fused time chooses."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.launch.points import compose_point
+from tilepipe.config.choices import Operation, Roles
+from tilepipe.config.schemas import config_from_dict
+from tilepipe.experiments.comm_ctas import asks_for_comm_ctas, rates_of, with_comm_ctas
+from tilepipe.experiments.setting import placed_routing
+from tilepipe.kernels.overlap.plan import split_chip
+from tilepipe.schedule.comm_ctas import Rates, Work, best_num_comm_ctas, modelled_ns, work_of
+from tilepipe.schedule.settings import PlanSettings
+
+RESULTS = Path(__file__).parents[2] / "results"
+FUSED = (Operation.dispatch_gemm, Operation.gemm_combine)
+# How far the choice may be from the best count of a sweep.
+NEAR = 1.03
+
+RATES = st.builds(
+    Rates,
+    num_sms=st.integers(2, 132),
+    cta_gbps=st.floats(5, 100),
+    beside_gemm=st.floats(0.2, 1),
+    memory_gbps=st.floats(100, 4000),
+    tflops=st.floats(10, 1000),
+    link_gbps=st.none() | st.floats(5, 900),
+)
+
+
+@st.composite
+def works(draw):
+    moved, share = draw(st.integers(0, 10**9)), draw(st.floats(0, 1))
+    return Work(
+        moved_bytes=moved,
+        linked_bytes=int(share * moved),
+        rolling_bytes=draw(st.integers(0, moved)),
+        reduced_bytes=draw(st.integers(0, moved)),
+        num_tiles=draw(st.integers(0, 10**4)),
+        tile_flops=draw(st.integers(10**6, 10**9)),
+    )
+
+
+def chosen(operation, roles, work, rates, **given_):
+    return best_num_comm_ctas(operation, roles, work=work, rates=rates, **given_)
+
+
+any_launch = given(
+    operation=st.sampled_from(FUSED),
+    roles=st.sampled_from(Roles),
+    work=works(),
+    rates=RATES,
+    factor=st.floats(1.1, 10),
+)
+
+
+@given(
+    operation=st.sampled_from(FUSED),
+    roles=st.sampled_from(Roles),
+    work=works(),
+    rates=RATES,
+    cluster_m=st.integers(1, 4),
+)
+def test_whole_clusters_of_both_roles_fit_the_rank(operation, roles, work, rates, cluster_m):
+    if rates.num_sms < 2 * cluster_m:
+        with pytest.raises(ValueError, match=r"^kernel\.num_comm_ctas=auto: a rank has \d+ SMs"):
+            chosen(operation, roles, work, rates, cluster_m=cluster_m)
+        return
+
+    count = chosen(operation, roles, work, rates, cluster_m=cluster_m)
+
+    split = split_chip(rates.num_sms, num_launch_ranks=1, num_comm_ctas=count, cluster_m=cluster_m)
+    assert split.num_gemm_ctas >= cluster_m
+
+
+@any_launch
+def test_no_count_is_modelled_to_be_faster_and_no_smaller_one_as_fast(
+    operation, roles, work, rates, factor
+):
+    times = [
+        modelled_ns(operation, roles, count, work=work, rates=rates)
+        for count in range(1, rates.num_sms)
+    ]
+
+    count = chosen(operation, roles, work, rates)
+
+    assert times[count - 1] == pytest.approx(min(times), rel=1e-8)
+    assert all(time > times[count - 1] for time in times[: count - 1])
+
+
+@any_launch
+def test_more_bytes_take_no_fewer_ctas(operation, roles, work, rates, factor):
+    more = replace(
+        work,
+        moved_bytes=int(work.moved_bytes * factor),
+        linked_bytes=int(work.linked_bytes * factor),
+    )
+
+    assert chosen(operation, roles, more, rates) >= chosen(operation, roles, work, rates)
+
+
+@any_launch
+def test_a_longer_gemm_and_faster_ctas_take_no_more_of_them(operation, roles, work, rates, factor):
+    count = chosen(operation, roles, work, rates)
+
+    longer = replace(work, num_tiles=int(work.num_tiles * factor))
+    faster = replace(rates, cta_gbps=rates.cta_gbps * factor)
+
+    assert chosen(operation, roles, longer, rates) <= count
+    assert chosen(operation, roles, work, faster) <= count
+
+
+@any_launch
+def test_a_slower_link_takes_no_more_ctas(operation, roles, work, rates, factor):
+    link_gbps = 100.0 if rates.link_gbps is None else rates.link_gbps
+    fast, slow = (replace(rates, link_gbps=rate) for rate in (link_gbps, link_gbps / factor))
+
+    # Where the link keeps SMs from multiplying anyway, more of them reduce.
+    if (operation, roles) != (Operation.gemm_combine, Roles.fixed):
+        assert chosen(operation, roles, work, slow) <= chosen(operation, roles, work, fast)
+
+
+@any_launch
+def test_a_launch_is_never_modelled_below_its_parts(operation, roles, work, rates, factor):
+    count = chosen(operation, roles, work, rates)
+
+    time_ns = modelled_ns(operation, roles, count, work=work, rates=rates)
+
+    gemm_ns = work.num_tiles * work.tile_flops / rates.tflops / 1e3
+    link_ns = 0 if rates.link_gbps is None else work.linked_bytes / rates.link_gbps
+    assert time_ns >= max(gemm_ns, link_ns) * (1 - 1e-9)
+
+
+def test_the_work_of_a_launch_is_that_of_its_busiest_rank():
+    # Two ranks with two experts each; rank 0 sends 300 + 10, rank 1 sends 5 + 100.
+    counts = np.array([[200, 100, 10, 0], [5, 0, 0, 100]], np.int32)
+    settings = PlanSettings(num_ranks=2, num_experts=4, num_topk=1, num_n_tiles=3)
+    sizes = {"num_sms": 66, "row_bytes": 100, "tile_n": 256, "num_k": 64}
+
+    out = work_of(counts, settings, operation=Operation.dispatch_gemm, **sizes)
+    home = work_of(counts, settings, operation=Operation.gemm_combine, **sizes)
+
+    assert out == Work(
+        moved_bytes=31_000,  # of rank 0
+        linked_bytes=1_000,  # 10 rows leave rank 0, 5 come
+        rolling_bytes=30_500,  # all that any rank receives: three groups of eight tiles hold more
+        reduced_bytes=0,
+        num_tiles=9,  # 205 and 100 rows: two M tiles and one
+        tile_flops=2 * 128 * 256 * 64,
+    )
+    assert home == replace(out, moved_bytes=30_500, reduced_bytes=31_000)
+
+
+def test_what_rolls_in_or_out_is_a_round_of_tiles_of_all_sms():
+    counts = np.full((1, 32), 1024, np.int32)
+    settings = PlanSettings(num_ranks=1, num_experts=32, num_topk=8, num_n_tiles=16)
+    sizes = {"num_sms": 132, "row_bytes": 14_336, "tile_n": 256, "num_k": 7168}
+
+    out = work_of(counts, settings, operation=Operation.dispatch_gemm, **sizes)
+    home = work_of(counts, settings, operation=Operation.gemm_combine, **sizes)
+
+    # 132 tiles are 9 rows of tiles, so 2 groups of 8 are begun; 8.25 rows of tiles are ended.
+    assert out.rolling_bytes == 2 * 8 * 128 * 14_336
+    assert home.rolling_bytes == 1056 * 14_336
+    # One rank alone stands for one of a group.
+    assert out.linked_bytes == out.moved_bytes == 32 * 1024 * 14_336
+
+
+def config_of(*words):
+    return config_from_dict(compose_point("hardware=h200_x1", *words).config)
+
+
+def auto_of(*words, num_sms=132):
+    config = config_of("kernel.num_comm_ctas=auto", *words)
+    assert asks_for_comm_ctas(config)
+    return with_comm_ctas(config, placed_routing(config), num_sms=num_sms).kernel.num_comm_ctas
+
+
+def overlap_times(contender):
+    """Communication CTAs -> time over that of the GEMM alone, as swept."""
+    with (RESULTS / "h200_x1_overlap_times.csv").open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["contender"] == contender]
+    return {int(row["num_comm_ctas"]): float(row["x_gemm_all"]) for row in rows}
+
+
+def fused_times(operation, **settings):
+    table = pq.read_table(RESULTS / "h200_x1" / operation / "summary.parquet").to_pylist()
+    return {
+        row["num_comm_ctas"]: row["stage_ns"]
+        for row in table
+        if row["contender"] == "fused" and settings.items() <= row.items()
+    }
+
+
+def over_best(swept, count):
+    """Time at a count, on the line through its neighbours, over that of the best one."""
+    counts = sorted(swept)
+    assert counts[0] <= count <= counts[-1], f"{count} lies outside of the sweep"
+    return np.interp(count, counts, [swept[key] for key in counts]) / min(swept.values())
+
+
+@pytest.mark.parametrize(
+    ("words", "swept"),
+    [
+        (
+            ("kernel=dispatch_gemm", "kernel.copy=tma", "kernel.roles=switch"),
+            overlap_times("fused_together_switch"),
+        ),
+        (
+            ("kernel=dispatch_gemm", "kernel.copy=tma", "kernel.roles=fixed"),
+            overlap_times("fused_fixed"),
+        ),
+        (
+            ("kernel=gemm_combine", "kernel.copy=simt", "kernel.roles=fixed"),
+            fused_times("gemm_combine", copy="simt", roles="fixed"),
+        ),
+    ],
+)
+def test_the_choice_is_near_the_best_count_of_a_measured_sweep(words, swept):
+    count = auto_of("workload=deepseek_v3_ep8_rank", *words)
+
+    assert over_best(swept, count) <= NEAR
+
+
+def test_a_paced_link_and_ranks_that_share_the_chip_are_part_of_the_choice():
+    rank = ("workload=deepseek_v3_ep8_rank", "kernel=gemm_combine")
+    small = ("workload.num_experts=32", "workload.num_tokens=512", "launch.num_ranks=8")
+
+    paced = auto_of(*rank, "launch.pace_gbps=100")
+    free = auto_of(*rank)
+    shared = auto_of("workload=deepseek_v3", *small, "launch.pace_gbps=43.6")
+
+    # Beside a GEMM three CTAs fill 100 GB/s.
+    assert paced == 3 < free
+    assert 1 <= shared <= 3
+
+
+def test_rates_are_those_of_the_rank_s_share_of_its_gpu():
+    config = config_of("kernel.copy=tma", "launch.num_ranks=2", "launch.pace_gbps=50")
+    alone = config_of("kernel.copy=simt", "launch.num_ranks=1")
+    linked = config_of("hardware=h200_x8", "kernel=gemm_combine")
+
+    assert rates_of(config, num_sms=132) == Rates(
+        num_sms=66,
+        cta_gbps=47.7,
+        beside_gemm=0.8,
+        memory_gbps=1200.0,
+        tflops=412.5,
+        link_gbps=50.0,
+    )
+    assert rates_of(alone, num_sms=132).cta_gbps == 45.6
+    assert rates_of(alone, num_sms=132).link_gbps is None
+    assert rates_of(linked, num_sms=132).link_gbps == 358.0
+    assert rates_of(linked, num_sms=132).num_sms == 132

@@ -1,0 +1,169 @@
+"""How many CTAs of a fused launch communicate: the count for which a model of its time is least.
+
+Knows nothing of configuration files, kernels and GPUs; rates come from the hardware file.
+
+Of a rank, on its S SMs, with c communication CTAs; times in ns, rates in 1e9 byte/s:
+
+    gemm(g) = tiles x tile / g                 the last tiles are cut, so there are no whole waves
+    comm(c) = max(moved / (c x cta x beside), moved / memory, linked / link)
+    roll(c) = what the first tiles wait for, or the last ones leave, moved by c CTAs alone
+
+    dispatch -> GEMM, fixed    max(gemm(S - c) + roll(c), margin x comm(c))
+    dispatch -> GEMM, switch   roll(S) + max(gemm(S) + c x comm(c) / S, margin x comm(c))
+    GEMM -> combine, fixed     max(gemm(S - c), margin x comm(c)) + roll(c) + reduce(c)
+    GEMM -> combine, switch    max(gemm(S - c), margin x comm(c)) + roll(c) + reduce(S)
+
+With switch a CTA that has sent all takes tiles of dispatch -> GEMM, so c costs the GEMM only as
+long as communication lasts; where the link is the limit more CTAs only wait longer. `margin` keeps
+rows ahead of the tiles that need them. Of equal counts the smallest is taken. So more bytes never
+take fewer CTAs, a longer GEMM or faster CTAs never more, and a slower link never more but in
+GEMM -> combine with fixed roles, where SMs that the link keeps from multiplying reduce
+(tests/schedule/test_comm_ctas.py). What a GEMM loses to rows that travel through the same memory is
+left out: it hardly depends on c.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilepipe.config.choices import Operation, Roles
+from tilepipe.schedule.settings import PlanSettings
+
+__all__ = ["Rates", "Work", "best_num_comm_ctas", "modelled_ns", "work_of"]
+
+# Rows shall be there a fifth before the GEMM could need the last of them.
+_MARGIN = 1.25
+# Times that differ by no more are equal: sums of floats in another order.
+_EQUAL = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What the hardware gives one rank."""
+
+    num_sms: int
+    cta_gbps: float  # of a communication CTA, the chip otherwise idle
+    beside_gemm: float  # share of it that is left beside a GEMM
+    memory_gbps: float  # of rows that are read once and written once
+    tflops: float  # of the GEMM on all SMs of the rank
+    link_gbps: float | None  # each way; None: nothing limits what crosses
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a launch asks of the busiest rank."""
+
+    moved_bytes: int  # rows that its communication CTAs move
+    linked_bytes: int  # of those that cross its link, the fuller way
+    rolling_bytes: int  # rows of the first tiles of all CTAs; on the way home those of the last
+    reduced_bytes: int  # rows that come home and are added up; 0 on the way out
+    num_tiles: int  # output tiles
+    tile_flops: int
+
+
+def work_of(
+    counts: NDArray[np.int32],  # (num_ranks, num_experts): rows of a source rank for an expert
+    settings: PlanSettings,
+    *,
+    operation: Operation,
+    num_sms: int,  # of a rank
+    row_bytes: int,  # of a row that travels
+    tile_n: int,
+    num_k: int,
+) -> Work:
+    """What the plans of a launch come to, for the rank with the most of each.
+
+    One rank alone stands for one of a group: all its rows cross its link, if it has one.
+    """
+    homeward = operation is Operation.gemm_combine
+    by_rank = counts.reshape(settings.num_ranks, settings.num_ranks, -1)
+    between = by_rank.sum(axis=2, dtype=np.int64)  # (source, owner)
+    stays = np.eye(settings.num_ranks, dtype=bool) if settings.num_ranks > 1 else False
+    away = np.where(stays, 0, between)
+    rows_here = counts.sum(axis=0, dtype=np.int64).reshape(settings.num_ranks, -1)
+    m_tiles = int((-(-rows_here // settings.tile_m)).sum(axis=1).max())
+    wave = -(-num_sms // settings.num_n_tiles)
+    first_rows = -(-wave // settings.raster_m) * settings.raster_m * settings.tile_m
+    sent, received = int(between.sum(axis=1).max()), int(between.sum(axis=0).max())
+    last_rows = -(-num_sms * settings.tile_m // settings.num_n_tiles)
+    return Work(
+        moved_bytes=(received if homeward else sent) * row_bytes,
+        linked_bytes=int(max(away.sum(axis=0).max(), away.sum(axis=1).max())) * row_bytes,
+        rolling_bytes=min(received, last_rows if homeward else first_rows) * row_bytes,
+        reduced_bytes=sent * row_bytes if homeward else 0,
+        num_tiles=m_tiles * settings.num_n_tiles,
+        tile_flops=2 * settings.tile_m * tile_n * num_k,
+    )
+
+
+def modelled_ns(
+    operation: Operation, roles: Roles, num_comm_ctas: int, *, work: Work, rates: Rates
+) -> float:
+    """Time of a fused launch by the formulas above; without its plan, in ns."""
+    num_sms = rates.num_sms
+    share = num_comm_ctas / num_sms
+    comm_ns = _comm_ns(work, rates, num_comm_ctas)
+    late_ns = _MARGIN * comm_ns
+    roll = work.rolling_bytes
+    everyone = num_sms if roles is Roles.switch else num_comm_ctas
+    if operation is Operation.gemm_combine:
+        beside_ns = max(_gemm_ns(work, rates, num_sms - num_comm_ctas), late_ns)
+        tail_ns = _alone_ns(work, rates, roll, num_comm_ctas)
+        reduce_ns = work.reduced_bytes / _copied_gbps(rates, everyone)
+        return beside_ns + tail_ns + reduce_ns
+    start_ns = _alone_ns(work, rates, roll, everyone)
+    if roles is Roles.switch:
+        return start_ns + max(_gemm_ns(work, rates, num_sms) + share * comm_ns, late_ns)
+    return max(_gemm_ns(work, rates, num_sms - num_comm_ctas) + start_ns, late_ns)
+
+
+def best_num_comm_ctas(
+    operation: Operation,
+    roles: Roles,
+    *,
+    work: Work,
+    rates: Rates,
+    cluster_m: int = 1,  # CTAs of a cluster, all of one role
+) -> int:
+    """The count of least modelled time, of equals the smallest; whole clusters.
+
+    At least one cluster communicates and one multiplies. Raises ValueError where the rank has SMs
+    for less than two clusters.
+    """
+    counts = range(cluster_m, rates.num_sms // cluster_m * cluster_m, cluster_m)
+    if not counts:
+        raise ValueError(
+            f"kernel.num_comm_ctas=auto: a rank has {rates.num_sms} SMs, and a fused launch needs "
+            f"two clusters of {cluster_m}; lower launch.num_ranks"
+        )
+    times = {
+        count: modelled_ns(operation, roles, count, work=work, rates=rates) for count in counts
+    }
+    least = min(times.values())
+    return next(count for count in counts if times[count] <= least * (1 + _EQUAL))
+
+
+def _gemm_ns(work: Work, rates: Rates, num_ctas: int) -> float:
+    tile_ns = work.tile_flops * rates.num_sms / rates.tflops / 1e3
+    return work.num_tiles * tile_ns / num_ctas
+
+
+def _copied_gbps(rates: Rates, num_ctas: int) -> float:
+    return min(num_ctas * rates.cta_gbps, rates.memory_gbps)
+
+
+def _link_ns(rates: Rates, linked_bytes: float) -> float:
+    return 0.0 if rates.link_gbps is None else linked_bytes / rates.link_gbps
+
+
+def _comm_ns(work: Work, rates: Rates, num_ctas: int) -> float:
+    """All rows, moved beside a GEMM."""
+    gbps = min(num_ctas * rates.cta_gbps * rates.beside_gemm, rates.memory_gbps)
+    return max(work.moved_bytes / gbps, _link_ns(rates, work.linked_bytes))
+
+
+def _alone_ns(work: Work, rates: Rates, num_bytes: int, num_ctas: int) -> float:
+    """Some rows, moved while no GEMM runs; as many of them cross the link as of all."""
+    linked = num_bytes * work.linked_bytes / max(work.moved_bytes, 1)
+    return max(num_bytes / _copied_gbps(rates, num_ctas), _link_ns(rates, linked))
