@@ -44,6 +44,7 @@ from tilepipe.config.schemas import (
     FusedKernel,
     GemmCombineKernel,
     GroupedGemmKernel,
+    HomeKernel,
     HotExpertRouting,
     HotRankRouting,
 )
@@ -225,7 +226,7 @@ def _check_gpu_keys(config: Config) -> None:
     by_numpy = kernel.planner is Planner.numpy
     require(by_numpy or not on_host, "kernel.planner", kernel.planner, allowed)
     fused = {"roles": "CTAs"} if isinstance(kernel, FusedKernel) else {}
-    if isinstance(kernel, GemmCombineKernel):
+    if isinstance(kernel, HomeKernel):
         fused |= {"push": "CTAs that push", "walk": "second order of tiles"}
         check_chunks(config, kernel)
     for key, lacked in (_GPU_KEYS | fused).items():

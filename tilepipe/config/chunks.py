@@ -1,17 +1,17 @@
-"""Chunks of a row of GEMM -> combine: which numbers of them there can be, and what needs them.
+"""Chunks in which rows leave a GEMM and go home: how many there can be, and what needs them.
 
 Knows nothing of Hydra and of which GPU is present.
 """
 
 from tilepipe.config.choices import Granularity, Push, Walk
 from tilepipe.config.refuse import require
-from tilepipe.config.schemas import Config, GemmCombineKernel
+from tilepipe.config.schemas import Config, HomeKernel
 
 __all__ = ["check_chunks"]
 
 
-def check_chunks(config: Config, kernel: GemmCombineKernel) -> None:
-    """Pieces in which rows of GEMM -> combine are made and go home."""
+def check_chunks(config: Config, kernel: HomeKernel) -> None:
+    """Pieces in which rows are made and go home."""
     hidden, chunks = config.workload.hidden, kernel.num_chunks
     tiles = -(-hidden // kernel.tile_n)
     allowed = f"{hidden} columns are {tiles} tiles of {kernel.tile_n}; choose 1..{tiles}, or null"

@@ -57,6 +57,7 @@ __all__ = [
     "GemmCombineKernel",
     "GroupedGemmKernel",
     "Hardware",
+    "HomeKernel",
     "HotExpertRouting",
     "HotRankRouting",
     "Kernel",
@@ -210,22 +211,27 @@ class DispatchGemmKernel(FusedKernel):
 
 
 @dataclass(kw_only=True)
-class GemmCombineKernel(FusedKernel):
-    """The second GEMM and combine, fused."""
+class HomeKernel(FusedKernel):
+    """A GEMM whose rows go home in its own launch."""
 
-    operation: Operation = Operation.gemm_combine
     home_granularity: HomeGranularity = HomeGranularity.token
     push: Push | None = None  # null: the host executor has no CTAs that could push
     walk: Walk | None = None  # null: the host executor takes tiles expert after expert
-    num_chunks: int | None = None  # pieces along N; null: as many as are 3.5 KiB each
+    num_chunks: int | None = None  # pieces along N; null: as many as are 3.5 KiB or more
 
 
 @dataclass(kw_only=True)
-class MoeLayerKernel(FusedKernel):
+class GemmCombineKernel(HomeKernel):
+    """The second GEMM and combine, fused."""
+
+    operation: Operation = Operation.gemm_combine
+
+
+@dataclass(kw_only=True)
+class MoeLayerKernel(HomeKernel):
     """Dispatch, both GEMMs, SwiGLU between them and combine: two fused launches in a row."""
 
     operation: Operation = Operation.moe_layer
-    home_granularity: HomeGranularity = HomeGranularity.token
 
 
 Kernel = (

@@ -31,7 +31,7 @@ from tilepipe.measure.stats import (
 )
 from tilepipe.records import BreakdownTerm, Interval
 from tilepipe.results.schema import TERMS
-from tilepipe.schedule.settings import num_chunks_of
+from tilepipe.schedule.settings import home_chunks_of
 
 __all__ = [
     "HomeWay",
@@ -122,11 +122,12 @@ def home_way(setting: Mapping[str, Any]) -> HomeWay:
 
     Points without the first two are of operations, executors or versions that have one way.
     """
-    num_parts = 1
+    num_parts, sends = 1, setting.get("push") == Push.epilogue.name
     if setting.get("walk") == Walk.chunk.name:
         sizes = (_BF16_BYTES * setting[key] for key in ("hidden", "tile_n"))
-        num_parts = setting["num_chunks"] or num_chunks_of(*sizes)
-    return HomeWay(sends=setting.get("push") == Push.epilogue.name, num_parts=num_parts)
+        push = Push.epilogue if sends else None
+        num_parts = setting["num_chunks"] or home_chunks_of(*sizes, push=push)
+    return HomeWay(sends=sends, num_parts=num_parts)
 
 
 def lower_bound_ns(gemm_ns: int, comm_ns: int, reduce_ns: int, way: HomeWay | None = None) -> int:

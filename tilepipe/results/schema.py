@@ -177,7 +177,7 @@ _POINT_KEYS = [
     _word("roles", "what CTAs of a fused launch do; null on the host", *_names(choices.Roles)),
     _word("push", "who brings home what is multiplied; null on the host", *_names(choices.Push)),
     _word("walk", "order of the second GEMM's tiles; null on the host", *_names(choices.Walk)),
-    _count("num_chunks", "pieces along N that were asked for; null: as many as are 3.5 KiB each"),
+    _count("num_chunks", "pieces along N that were asked for; null: by the size of a row"),
     _word("planner", "who makes the Plan", *_names(choices.Planner)),
     _count("tile_m", "rows of an M tile"),
     _count("tile_n", "columns of an N tile"),

@@ -6,9 +6,15 @@ Knows nothing of configuration files; an experiment fills it in.
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from tilepipe.config.choices import Granularity, HomeGranularity, Layout, Order, Walk
+from tilepipe.config.choices import Granularity, HomeGranularity, Layout, Order, Push, Walk
 
-__all__ = ["MIN_CHUNK_BYTES", "TICKET_ROWS", "PlanSettings", "num_chunks_of", "sent_chunks_of"]
+__all__ = [
+    "MIN_CHUNK_BYTES",
+    "TICKET_ROWS",
+    "PlanSettings",
+    "home_chunks_of",
+    "num_chunks_of",
+]
 
 # A communication CTA takes this many rows of one run at a time.
 TICKET_ROWS = 16
@@ -32,12 +38,15 @@ def num_chunks_of(row_bytes: int, tile_bytes: int) -> int:
     return 1
 
 
-def sent_chunks_of(row_bytes: int, tile_bytes: int) -> int:
-    """The same where tiles are sent as they are: equal chunks of MIN_CHUNK_BYTES or more, up to 4.
+def home_chunks_of(row_bytes: int, tile_bytes: int, *, push: Push | None) -> int:
+    """Chunks of a row where nobody has chosen a number.
 
-    Each more lets more of the reduction run beside the GEMM, and reads A once more: of 14 336 bytes
-    2 and 4 chunks were equally fast, 7 of 2 KiB 3 % slower, 14 of 1 KiB 11 % (H200, 2026-11).
+    Tiles that are sent as they are have equal chunks, up to 4: each more lets more of the reduction
+    run beside the GEMM and reads A once more. Of 14 336 bytes 2 and 4 chunks were equally fast, 7
+    of 2 KiB 3 % slower, 14 of 1 KiB 11 % (H200, 2026-11).
     """
+    if push is not Push.epilogue:
+        return num_chunks_of(row_bytes, tile_bytes)
     if row_bytes % tile_bytes:
         return 1
     fitting = (

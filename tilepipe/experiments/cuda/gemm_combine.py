@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from tilepipe.config.choices import Push, Roles
+from tilepipe.config.choices import Push, Roles, Walk
 from tilepipe.config.schemas import Config, GemmCombineKernel
 from tilepipe.experiments.cuda.layer import layers_of
 from tilepipe.experiments.cuda.oracle import poison
@@ -84,7 +84,9 @@ class CudaGemmCombine:
         group = self.session.group
         whole = contender in ("sequential", "gemm_all")
         num_ctas = self._alone if whole else self._beside
-        upload_home(group, self._layer, num_gemm_ctas=num_ctas)
+        # A GEMM by itself takes its tiles in the order that is best for it.
+        walk = Walk.expert if whole or contender == "gemm_split" else None
+        upload_home(group, self._layer, num_gemm_ctas=num_ctas, walk=walk)
         if contender in self.checked:
             self._fill(launch)
 

@@ -118,7 +118,7 @@ def plan_home_launch(
             f"reduced in {REDUCING_WARPS * RING_BYTES} there; choose more stages or a larger tile"
         )
     group_rows = min(_MAX_GROUP_ROWS, RING_BYTES // piece_bytes) if by_bulk else _MAX_GROUP_ROWS
-    if not group_rows:
+    if not group_rows and not gemm.problem.sends:
         raise ValueError(
             f"workload.hidden: pieces of {piece_bytes} bytes do not fit a warp's ring of "
             f"{RING_BYTES}; type kernel.copy=simt, or kernel.granularity=tile"
@@ -140,7 +140,7 @@ def plan_home_launch(
         d_rank_pitch=d_rank_pitch if num_launch_ranks > 1 else 0,
         num_pieces=num_pieces,
         piece_bytes=piece_bytes,
-        group_rows=group_rows,
+        group_rows=max(group_rows, 1),
         smem_bytes=own,
     )
 
