@@ -1,8 +1,19 @@
 """Fixtures that several packages' tests share."""
 
+import os
 import subprocess
 
+# Before NumPy is loaded: ranks of a test share the cores, and threads of their products would spin
+# for each other, tens of times as long as the products take.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import pytest
+
+# As the launcher has it for ranks. It counts only before numpy is loaded, which is here: ranks that
+# tests fork share the cores too, and with a thread a core each they mostly waited for one another.
+os.environ.update(
+    dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+)
 
 
 @pytest.fixture

@@ -31,7 +31,8 @@ class Status(Enum):
     ok = "ok"  # every gate passed and every sample was taken
     incorrect = "incorrect"  # an output differed from the oracle; no time is kept
     compile_error = "compile_error"  # a kernel did not compile
-    runtime_error = "runtime_error"  # a rank raised, or a value could not be run
+    refused = "refused"  # its settings do not go together; no rank was started
+    runtime_error = "runtime_error"  # a rank raised or died, or the ranks could not be started
     timeout = "timeout"  # the wall-clock limit or a watchdog ended it
     oom = "oom"  # memory ran out: host, device, /dev/shm or disk
     skipped = "skipped"  # the machine lacks the hardware this point names

@@ -75,6 +75,14 @@ REFUSED = [
         "kernel=gemm_combine workload.intermediate=12",
         "workload.intermediate=12: rows of 24 bytes are no multiple of 16; use a multiple of 8",
     ),
+    (
+        "kernel=moe_layer workload.intermediate=12",
+        "workload.intermediate=12: rows of 24 bytes are no multiple of 16; use a multiple of 8",
+    ),
+    (
+        "hardware=h200_x1 kernel=moe_layer kernel.planner=device",
+        "kernel.planner=device: the tiles of the GEMM are planned by NumPy; leave the key out",
+    ),
     ("launch.num_ranks=3", "workload.num_experts=8: must be a multiple of launch.num_ranks=3"),
     ("workload.num_topk=9", "workload.num_topk=9: must be at most workload.num_experts=8"),
     ("routing=all_local workload.num_topk=3", "routing=all_local finds 2 experts on a rank"),

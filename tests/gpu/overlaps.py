@@ -3,7 +3,7 @@
 Imported only where there is a GPU. Knows nothing of timing and of configurations.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -68,6 +68,7 @@ class Chosen:
     watchdog_s: float = 2.0
     num_stamps: int = 0
     num_sms: int | None = None  # that both roles share; None: all of them
+    knobs: Mapping[str, int] = field(default_factory=dict)  # in place of those of KNOBS
 
 
 def layer_of(chosen: Chosen, device: torch.device) -> Layer:
@@ -113,7 +114,7 @@ class FusedCase:
                 copy=chosen.copy,
                 pace_gbps=chosen.pace_gbps,
                 pace_latency_ns=chosen.pace_latency_ns,
-                **KNOBS[chosen.copy],
+                **(KNOBS[chosen.copy] | dict(chosen.knobs)),
             ),
             watchdog_s=chosen.watchdog_s,
         )
@@ -249,7 +250,7 @@ class HomeCase:
                 copy=chosen.copy,
                 pace_gbps=chosen.pace_gbps,
                 pace_latency_ns=chosen.pace_latency_ns,
-                **KNOBS[chosen.copy],
+                **(KNOBS[chosen.copy] | dict(chosen.knobs)),
             ),
             watchdog_s=chosen.watchdog_s,
         )

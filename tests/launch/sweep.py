@@ -14,7 +14,8 @@ from tilepipe.launch.driver import run_points
 from tilepipe.launch.worker import Job, Records, at_job_boundary, run_point
 
 NUM_POINTS = 12
-BASE = ("workload=tiny", "measure=quick", "launch.num_ranks=2", "launch.time_limit_s=4")
+BASE = ("workload=tiny", "measure=quick", "launch.num_ranks=2")
+HANGS = 8  # tokens of the point that waits for its limit
 
 
 def ran_file(results_dir: Path) -> Path:
@@ -35,7 +36,7 @@ BAD = {
     2: raises,
     4: lambda: ctypes.string_at(0),
     6: lambda: os._exit(9),
-    8: lambda: time.sleep(600),
+    HANGS: lambda: time.sleep(600),
     10: out_of_memory,
 }
 STATUSES = {
@@ -43,7 +44,7 @@ STATUSES = {
     2: "runtime_error",
     4: "runtime_error",
     6: "runtime_error",
-    8: "timeout",
+    HANGS: "timeout",
     10: "oom",
 }
 
@@ -65,7 +66,12 @@ def entry(job: Job) -> Records:
 if __name__ == "__main__":
     results_dir, *words = sys.argv[1:]
     points = [
-        compose_point(*BASE, f"workload.num_tokens={tokens}", *words)
+        compose_point(
+            *BASE,
+            f"workload.num_tokens={tokens}",
+            f"launch.time_limit_s={2 if tokens == HANGS else 60}",
+            *words,
+        )
         for tokens in range(1, NUM_POINTS + 1)
     ]
     sys.exit(run_points(points, results_dir=Path(results_dir), entry=entry))

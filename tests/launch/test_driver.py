@@ -1,7 +1,10 @@
 """A sweep ends with a row a point, a true exit code, and what was measured earlier still there."""
 
+import contextlib
 import json
 import os
+import signal
+import threading
 
 import pyarrow.parquet as pq
 import pytest
@@ -11,7 +14,6 @@ from tilepipe.config import detect
 from tilepipe.launch import driver
 from tilepipe.launch.driver import run_points
 from tilepipe.launch.ranks import RanksFailed
-from tilepipe.launch.stopping import Interrupted
 from tilepipe.records import RankRecord, Status, Verdict
 from tilepipe.results.files import StoreError
 
@@ -39,29 +41,43 @@ def test_good_points_leave_valid_files_and_exit_code_0(point, tmp_path, capsys):
     assert "2 points valid, 0 faults" in out
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (("workload.num_experts=9",), "workload.num_experts=9: must be a multiple of"),
-        (("workload.num_topk=99",), "workload.num_topk=99: must be at most"),
-        (("workload.hidden=1001",), "workload.hidden=1001: "),
-        (("kernel.copy=tma",), "kernel.copy=tma: the host executor has no copies"),
-        (("kernel.num_comm_ctas=8",), "kernel.num_comm_ctas=8: the host executor has no CTAs"),
-        (("routing=trace", "routing.path=/nowhere.jsonl"), "routing.path=/nowhere.jsonl: "),
-        (("kernel.capacity_factor=0.01",), "kernel.capacity_factor gives "),
-        (("placement=file", "placement.path=/no.json"), "placement.path=/no.json: no such file"),
-    ],
-)
-def test_a_wrong_value_is_a_row_with_one_sentence_and_the_other_points_run(
-    point, tmp_path, words, sentence
-):
-    code = run_points([point(*TINY, *words), point(*TINY)], results_dir=tmp_path)
+# Words -> how the row ends and begins: what is seen before any rank starts, what a rank finds.
+WRONG = {
+    ("workload.num_experts=9",): ("refused", "workload.num_experts=9: must be a multiple of"),
+    ("workload.num_topk=99",): ("refused", "workload.num_topk=99: must be at most"),
+    ("workload.hidden=1001",): ("refused", "workload.hidden=1001: "),
+    ("kernel.copy=tma",): ("refused", "kernel.copy=tma: the host executor has no copies"),
+    ("kernel.num_comm_ctas=8",): (
+        "refused",
+        "kernel.num_comm_ctas=8: the host executor has no CTAs",
+    ),
+    ("routing=trace", "routing.path=/nowhere.jsonl"): (
+        "runtime_error",
+        "routing.path=/nowhere.jsonl: ",
+    ),
+    ("kernel.capacity_factor=0.01",): ("runtime_error", "kernel.capacity_factor gives "),
+    ("placement=file", "placement.path=/no.json"): (
+        "runtime_error",
+        "placement.path=/no.json: no such file",
+    ),
+}
+
+
+def test_a_wrong_value_is_a_row_with_one_sentence_and_the_other_points_run(point, tmp_path):
+    points = [point(*TINY, *words) for words in WRONG]
+
+    code = run_points([*points, point(*TINY)], results_dir=tmp_path)
 
     assert code == 1
-    reasons = dict(sorted(rows(tmp_path)))
-    assert reasons["ok"] == ""
-    assert reasons["runtime_error"].startswith(sentence)
-    assert "\n" not in reasons["runtime_error"]
+    ended = rows(tmp_path)
+    assert {reason for status, reason in ended if status == "ok"} == {""}
+    failed = [row for row in ended if row[0] != "ok"]
+    assert len(failed) == len(WRONG)
+    for status, sentence in WRONG.values():
+        (reason,) = (reason for found, reason in failed if reason.startswith(sentence))
+        assert (status, reason) in failed
+        assert "\n" not in reason
+    assert validate.main([str(tmp_path)]) == 0
 
 
 NO_GPU_HERE = "type hardware=cpu to run it on the host executor"
@@ -167,7 +183,7 @@ def test_what_is_refused_is_not_skipped_for_want_of_hardware(point, tmp_path):
     assert code == 1
     assert rows(tmp_path) == {
         (
-            "runtime_error",
+            "refused",
             "launch.num_ranks=9: launch.fabric=loopback takes 1..8: its ranks share one GPU",
         )
     }
@@ -257,15 +273,69 @@ def test_a_point_is_run_once_however_often_it_is_listed(point, tmp_path, monkeyp
     assert len(ran) == 1
 
 
-def test_after_an_interrupt_the_points_that_ended_are_stored(point, tmp_path, monkeypatch, capsys):
-    real = driver.start_ranks
+@pytest.fixture
+def ctrl_c():
+    """Sends SIGINT as a terminal does: any thread may get it, the main one handles it."""
+    wanted, sent = threading.Semaphore(0), threading.Semaphore(0)
+
+    def send():
+        while wanted.acquire() and not done:
+            signal.raise_signal(signal.SIGINT)
+            sent.release()
+
+    def press():
+        wanted.release()
+        sent.acquire()
+
+    done = []
+    # Begun before anything could keep signals off the threads that come later.
+    thread = threading.Thread(target=send)
+    thread.start()
+    yield press
+    done.append(True)
+    wanted.release()
+    thread.join()
+
+
+def test_a_second_ctrl_c_leaves_the_summary_of_what_was_measured(
+    point, tmp_path, monkeypatch, capsys, ctrl_c
+):
+    ranks, write = driver.start_ranks, driver.write_summary
 
     def interrupted(at, **kwargs):
         if "kernel=dispatch" in at.overrides:
-            raise Interrupted("SIGINT")
-        return real(at, **kwargs)
+            ctrl_c()
+        return ranks(at, **kwargs)
+
+    def interrupted_again(*args):
+        ctrl_c()
+        return write(*args)
 
     monkeypatch.setattr(driver, "start_ranks", interrupted)
+    monkeypatch.setattr(driver, "write_summary", interrupted_again)
+
+    code = run_points([point(*TINY), point(*TINY, "kernel=dispatch")], results_dir=tmp_path)
+
+    assert code == 130
+    assert statuses(tmp_path) == ["ok"]
+    captured = capsys.readouterr()
+    assert "stopped by SIGINT: 1 of 2 points did not run" in captured.err
+    assert "summary.parquet" in captured.out
+    rows = pq.read_table(tmp_path / "tiny" / "summary.parquet").to_pylist()
+    assert {row["operation"] for row in rows} == {"dispatch_gemm"}
+
+
+def test_an_interrupt_that_a_library_swallows_ends_the_sweep_after_its_point(
+    point, tmp_path, monkeypatch, capsys
+):
+    real = driver.start_ranks
+
+    def swallows(at, **kwargs):
+        with contextlib.suppress(Exception):
+            signal.raise_signal(signal.SIGINT)
+        return real(at, **kwargs)
+
+    monkeypatch.setattr(driver, "start_ranks", swallows)
 
     code = run_points([point(*TINY), point(*TINY, "kernel=dispatch")], results_dir=tmp_path)
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.launch import entries
 from tilepipe.launch.ranks import RanksFailed, start_ranks
-from tilepipe.launch.stopping import Interrupted
+from tilepipe.launch.stopping import Interrupted, Stopping
 from tilepipe.records import Status
 
 TWO = ("launch.num_ranks=2", "workload.num_experts=8")
@@ -96,9 +96,10 @@ def test_a_rank_that_hangs_is_ended_at_its_limit_with_its_stack_in_the_log(point
 
 def start_and_report(point, log_dir, ended):
     try:
-        start_ranks(
-            point, log_dir=log_dir, spill_dir=log_dir, entry=entries.writes_its_pid_and_hangs
-        )
+        with Stopping().listening():
+            start_ranks(
+                point, log_dir=log_dir, spill_dir=log_dir, entry=entries.writes_its_pid_and_hangs
+            )
     except Interrupted as error:
         ended.write_text(str(error))
 

@@ -12,7 +12,7 @@ from tests.launch import entries
 from tilepipe.config import detect
 from tilepipe.config.choices import L2, Resume
 from tilepipe.config.schemas import Measure
-from tilepipe.launch import driver, dry, screen, worker, wrapped
+from tilepipe.launch import console, driver, dry, worker, wrapped
 from tilepipe.launch.driver import run_points
 from tilepipe.launch.ranks import RanksFailed
 from tilepipe.launch.reuse import in_order, reusable, stale_because
@@ -145,7 +145,7 @@ def test_a_value_that_is_refused_is_an_error_even_where_a_result_is_there(point,
 
 def screen_width(monkeypatch, columns):
     """So wide that no sentence of a table wraps."""
-    monkeypatch.setattr(screen, "_PIPED_WIDTH", columns)
+    monkeypatch.setattr(console, "_PIPED_WIDTH", columns)
 
 
 def test_a_dry_run_lists_points_with_their_memory_and_starts_nothing(

@@ -1,9 +1,11 @@
 """What a sweep shows of points on a GPU fits a terminal, and says what sets a row apart."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.launch.points import compose_point
-from tilepipe.launch import screen
+from tilepipe.launch import console, screen
 from tilepipe.launch.table import figures_table, times_table
 from tilepipe.records import Clocks, Outcome, RankRecord, Sample, Status
 from tilepipe.results.accounting import account
@@ -154,7 +156,7 @@ WIDEST = (
 
 @pytest.mark.parametrize("kernel", ["dispatch", "combine"])
 def test_tables_of_a_sweep_on_a_gpu_fit_100_columns(kernel, monkeypatch, capsys):
-    monkeypatch.setattr(screen, "_PIPED_WIDTH", 100)
+    monkeypatch.setattr(console, "_PIPED_WIDTH", 100)
     swept = [
         outcome(*words, kernel=kernel, reasons=reasons)
         for words, reasons in zip(WIDEST, (CALM, ("hw_slowdown",)), strict=True)
@@ -174,3 +176,60 @@ def test_a_rate_of_thousands_is_spelled_out():
     found = cells(figures_table([outcome(e2e_us=220.0)]))
 
     assert found["logical GB/s"] == ["2349"]
+
+
+def overlapped(*gemm_us):
+    """A fused launch of 100 us beside a GEMM of other times."""
+    point = compose_point("workload=tiny", "hardware=cpu", "launch.num_ranks=1", name="overlapped")
+    times = {"fused": [100.0] * 8, "sequential": [150.0] * 8, "dispatch": [40.0] * 8}
+    rungs = ("gemm_all", "gemm_flags", "gemm_contended")
+    times |= {rung: list(gemm_us) for rung in rungs}
+    samples = tuple(
+        Sample(
+            contender=contender,
+            component=component,
+            iteration=iteration,
+            start_ns=0,
+            duration_ns=round(1e3 * us) * (component != "plan"),
+        )
+        for contender, series in times.items()
+        for component in (("stage",) if contender in rungs else ("e2e", "plan"))
+        for iteration, us in enumerate(series)
+    )
+    record = RankRecord(rank=0, samples=samples, verdicts=(), counts={**COUNTS, "flops": 10**9})
+    terms, figures = account(point, (record,))
+    return Outcome(
+        point=point, status=Status.ok, reason="", records=(record,), terms=terms, figures=figures
+    )
+
+
+def test_an_efficiency_says_where_it_may_be_1_and_where_its_bound_is_none():
+    below, unsure, above = (
+        overlapped(*[90.0] * 8),
+        overlapped(*range(96, 104)),
+        overlapped(*[120] * 8),
+    )
+
+    assert cells(figures_table([below, unsure]))["effic."] == ["0.9", "0.995~"]
+    assert str(figures_table([below]).title).endswith(
+        "figures; ~: may be 1; expert, rank: max/mean rows"
+    )
+    table = figures_table([below, above])
+    assert cells(table)["effic."] == ["0.9", "1.2!"]
+    assert "; !: above 1, parts were slower alone;" in str(table.title)
+
+
+def test_a_rate_of_an_unsure_time_says_how_far_its_interval_reaches():
+    point = outcome("workload.num_tokens=64")
+    (first, *others) = point.records
+    spread = tuple(
+        replace(sample, duration_ns=sample.duration_ns * (10 + sample.iteration))
+        if sample.component == "e2e"
+        else sample
+        for sample in first.samples
+    )
+    unsure = replace(point, records=(replace(first, samples=spread), *others))
+
+    assert cells(figures_table([point]))["logical GB/s"] == ["470"]
+    assert cells(figures_table([unsure]))["logical GB/s"] == ["470 ±26%"]
+    assert cells(figures_table([unsure], narrow=True))["logical GB/s"] == ["470"]

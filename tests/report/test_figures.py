@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.report.made_up import fused_times, launch_of, steady
+from tests.report.made_up import fused_times, launch_of, layer_times, steady
 from tests.results.spans import lane, two_ranks
 from tilepipe.records import SpanRole
 from tilepipe.report.ablations import ablation_grids, best_of
@@ -175,6 +175,35 @@ def test_the_lower_bound_is_the_larger_part_and_the_reduction(store, operation, 
     assert figure.numbers.rows[0][4].startswith("1.50 (1.4")
 
 
+def test_a_layer_stands_beside_the_sum_of_its_parts_and_has_no_bound(store):
+    store.add(layer_times(), operation="moe_layer")
+
+    (figure,) = overlap_figures(points_of(store), "moe_layer")
+
+    dots = figure.panels[0].dots
+    assert [middles(series.values) for series in dots] == [[1.0], [1.5], [1.05]]
+    assert dots[2].label == "its parts: dispatch → GEMM, SwiGLU, GEMM → combine"
+    assert figure.numbers.head[-3:] == ("its parts, µs", "speed-up (interval)", "fused over parts")
+    assert figure.numbers.rows[0][-1] == f"{1000 / 1050:.3f}"
+    assert "lower bound" not in f"{figure.caption} {figure.numbers.note}"
+
+
+def test_terms_of_a_layer_are_its_parts_and_what_joining_them_saves(store):
+    store.add(layer_times(), operation="moe_layer")
+
+    (figure,) = breakdown_figures(find_points(store.root).terms, "moe_layer")
+
+    found = {part.label: middles(part.values) for part in figure.parts}
+    assert found == {
+        "plan": [0.1],
+        "dispatch_gemm": [0.6],
+        "swiglu": [0.05],
+        "gemm_combine": [0.4],
+        "joined": [-0.05],
+    }
+    assert len({part.color for part in figure.parts}) == 5
+
+
 def test_of_several_cta_counts_the_one_with_the_lowest_fused_time_is_shown(store):
     for num_ctas, fused_ns in ((8, 1_400), (16, 1_200), (24, 1_300)):
         store.add(
@@ -196,6 +225,18 @@ def test_a_speed_up_whose_interval_holds_one_is_marked(store):
     (figure,) = overlap_figures(points_of(store), "dispatch_gemm")
 
     assert figure.numbers.rows[0][4].startswith("1.00~ (")
+
+
+@pytest.mark.parametrize(
+    ("fused_ns", "told"), [(1_000, "0.70"), (710, "0.99~"), (690, "1.01~"), (600, "1.17!")]
+)
+def test_an_efficiency_that_may_be_1_or_is_above_it_is_marked(fused_ns, told, store):
+    store.add(fused_times(fused_ns=fused_ns), operation="dispatch_gemm")
+
+    (figure,) = overlap_figures(points_of(store), "dispatch_gemm")
+
+    assert figure.numbers.rows[0][5] == told
+    assert "!: it is above 1" in figure.numbers.note
 
 
 # Breakdown

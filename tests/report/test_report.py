@@ -74,7 +74,10 @@ def test_every_kind_of_figure_and_table_is_there(full_report):
         "dispatch → GEMM: breakdown",
         "GEMM → combine: fused against unfused",
         "GEMM → combine: breakdown",
+        "whole layer: fused against unfused",
+        "whole layer: breakdown",
         "grouped GEMM against its peers",
+        "whole layer: beside torch",
         "time and imbalance by routing law",
         "by kernel.order: order of sends",
         "by kernel.granularity: granularity of flags",
@@ -83,7 +86,7 @@ def test_every_kind_of_figure_and_table_is_there(full_report):
         "by kernel.num_stages: depth of copy tma",
         "timeline of a launch",
     ]
-    assert [part.title for part in host.parts] == [*titles[2:10], "timeline of a launch"]
+    assert [part.title for part in host.parts] == [*titles[2:13], "timeline of a launch"]
     assert full_report.missing == ()
     assert full_report.warnings == ()
 

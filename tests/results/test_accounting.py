@@ -3,7 +3,8 @@
 import pytest
 
 from tilepipe.records import Point, RankRecord, Sample
-from tilepipe.results.accounting import account
+from tilepipe.results.accounting import account, efficiency_mark
+from tilepipe.results.summary import slowest_rank
 
 COUNTS = {
     "num_tokens": 4,
@@ -325,3 +326,18 @@ def test_without_samples_the_figures_of_the_routing_remain():
     assert terms == ()
     assert figures["wire_bytes"] == 4e6
     assert not any("/" in key for key in figures)
+
+
+def test_an_efficiency_that_may_be_1_or_is_above_it_is_marked():
+    def mark(operation, **changed):
+        times = {**DISPATCH_GEMM, **{(name, "stage"): ms for name, ms in changed.items()}}
+        return efficiency_mark(operation, slowest_rank(records(times)))
+
+    # Fused without plan 9 ms; the first is that of gemm_all, 8 ms.
+    assert mark("dispatch_gemm") == ""
+    assert mark("dispatch_gemm", gemm_all=(9, 7)) == "~"
+    assert mark("dispatch_gemm", gemm_all=(9.5, 7)) == "!"
+    assert mark("dispatch_gemm", gemm_all=(9.5, 7), gemm_split=(8, 8)) == ""
+    assert mark("gemm_combine", push=(4, 5), reduce=(0.5, 0.75)) == ""
+    assert mark("gemm_combine", push=(4, 5), reduce=(0.5, 1.25)) == "!"
+    assert mark("moe_layer", gemm_all=(99, 99)) == ""

@@ -8,6 +8,7 @@ from hypothesis.extra import numpy as hnp
 
 from tilepipe.records import BreakdownTerm, Interval
 from tilepipe.results.breakdown import (
+    bound_mark,
     breakdown_interval_kind,
     breakdown_terms,
     overlap_figures,
@@ -226,3 +227,19 @@ def test_a_layer_without_a_part_in_pairs_has_no_breakdown():
 
     with pytest.raises(ValueError, match=r"'swiglu': 4.*: a breakdown needs them in pairs"):
         breakdown_terms("moe_layer", series)
+
+
+@pytest.mark.parametrize(
+    ("bound_ns", "fused_ns", "mark"),
+    [
+        ((80, 89), (90, 99), ""),
+        ((80, 90), (90, 99), "~"),
+        ((95, 96), (90, 99), "~"),
+        ((99, 120), (90, 99), "~"),
+        ((100, 120), (90, 99), "!"),
+    ],
+)
+def test_a_bound_is_marked_where_the_launch_may_have_reached_it_or_was_below(
+    bound_ns, fused_ns, mark
+):
+    assert bound_mark(bound_ns=bound_ns, fused_ns=fused_ns) == mark

@@ -18,13 +18,13 @@ from tilepipe.compare.comparison import Comparison, compare
 from tilepipe.compare.document import document_of
 from tilepipe.compare.pairs import Side, side
 from tilepipe.compare.show import (
-    Screen,
     breakdown_tables,
     facts_table,
     lone_lines,
     side_line,
     verdict_tables,
 )
+from tilepipe.launch.console import Lines
 from tilepipe.results.files import StoreError, write_bytes
 from tilepipe.results.pointfile import to_json
 from tilepipe.results.reading import read_results
@@ -115,7 +115,7 @@ def _share(text: str) -> float:
 
 
 def _show(found: Comparison, a: Side, b: Side, typed: argparse.Namespace) -> None:
-    screen = Screen()
+    screen = Lines()
     screen.say(side_line(a, str(typed.a)))
     screen.say(side_line(b, str(typed.b)))
     screen.say(f"{found.num_pairs} points in both")

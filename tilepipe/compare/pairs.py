@@ -4,26 +4,20 @@ Knows nothing of times.
 """
 
 import json
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilepipe.config.schemas import SWEEP_KEYS
+import numpy as np
+from numpy.typing import NDArray
+
+from tilepipe.config.identity import defining
 from tilepipe.results.reading import StoredPoint
 
 __all__ = ["Lone", "Pairing", "Side", "device_of", "pair", "settings_of", "side"]
 
 Pair = tuple[StoredPoint, StoredPoint]
-# Of the configuration, but no part of what is measured.
-_NOT_MEASURED = (
-    "name",
-    *SWEEP_KEYS,
-    "launch.watchdog_ms",
-    "launch.time_limit_s",
-    "launch.wrap",
-    "measure.timeline",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +91,8 @@ def pair(a: Side, b: Side, *, unlike: bool) -> Pairing:
         _take(found, left, right, _by_settings(new_keys, "hardware."), unique=True)
     for label, mine, others in (("A", left, b.points), ("B", right, a.points)):
         found.lone.extend(
-            Lone(label=label, point=point, differing=_nearest(point, others)) for point in mine
+            Lone(label=label, point=point, differing=differing)
+            for point, differing in zip(mine, _nearest(mine, others), strict=True)
         )
     found.pairs.sort(key=lambda pair: _place(pair[0]))
     return found
@@ -106,13 +101,13 @@ def pair(a: Side, b: Side, *, unlike: bool) -> Pairing:
 def settings_of(point: StoredPoint) -> dict[str, Any]:
     """What defines the measurement: `group.key` -> value, and the round."""
     flat: dict[str, Any] = {}
-    for group, value in point.document["config"].items():
+    for group, value in defining(point.document["config"]).items():
         if isinstance(value, dict):
             flat |= {f"{group}.{key}": inner for key, inner in value.items()}
         else:
             flat[group] = value
     # A source is where the value beside it was read; another wording is no other setting.
-    kept = {k: v for k, v in flat.items() if k not in _NOT_MEASURED and not k.endswith("_source")}
+    kept = {key: value for key, value in flat.items() if not key.endswith("_source")}
     return {**kept, "repetition": point.outcome.point.repetition}
 
 
@@ -137,20 +132,24 @@ def _take(
 ) -> None:
     """Move pairs of equal keys from left and right into found; those of equal name first."""
     for named in (True, False):
-
-        def full(point: StoredPoint, *, named: bool = named) -> Hashable:
-            return key(point), point.executor, point.name if named else None
-
-        counts = [Counter(map(full, side)) for side in (left, right)]
-        for mine in list(left):
-            wanted = full(mine)
-            if unique and any(count[wanted] != 1 for count in counts):
+        mine, theirs = (
+            [(key(point), point.executor, point.name if named else None) for point in points]
+            for points in (left, right)
+        )
+        counts = Counter(mine), Counter(theirs)
+        waiting: dict[Hashable, deque[int]] = {}
+        for place, full in enumerate(theirs):
+            waiting.setdefault(full, deque()).append(place)
+        taken: tuple[set[int], set[int]] = set(), set()
+        for place, full in enumerate(mine):
+            if not waiting.get(full) or (unique and any(count[full] != 1 for count in counts)):
                 continue
-            other = next((point for point in right if full(point) == wanted), None)
-            if other is not None:
-                left.remove(mine)
-                right.remove(other)
-                found.pairs.append((mine, other))
+            there = waiting[full].popleft()
+            found.pairs.append((left[place], right[there]))
+            taken[0].add(place)
+            taken[1].add(there)
+        for points, gone in zip((left, right), taken, strict=True):
+            points[:] = [point for place, point in enumerate(points) if place not in gone]
 
 
 def _by_id(point: StoredPoint) -> Hashable:
@@ -201,19 +200,39 @@ def _told_new_keys(pairs: Sequence[Pair], new_keys: Mapping[str, str]) -> str:
     )
 
 
-def _nearest(point: StoredPoint, others: Sequence[StoredPoint]) -> dict[str, tuple[Any, Any]]:
-    mine = settings_of(point)
-    found: dict[str, tuple[Any, Any]] | None = None
-    for other in others:
-        theirs = settings_of(other)
-        differing = {
-            key: (mine.get(key), theirs.get(key))
-            for key in sorted({*mine, *theirs})
-            if mine.get(key) != theirs.get(key)
+def _nearest(
+    points: Sequence[StoredPoint], others: Sequence[StoredPoint]
+) -> Iterator[dict[str, tuple[Any, Any]]]:
+    """For each point, in what the other that differs in the fewest settings differs: the first."""
+    mine, theirs = ([settings_of(point) for point in side] for side in (points, others))
+    if not theirs:
+        yield from ({} for _ in mine)
+        return
+    keys = sorted({key for settings in (*mine, *theirs) for key in settings})
+    codes = _codes([*mine, *theirs], keys)
+    others_codes = codes[len(mine) :]
+    for settings, code in zip(mine, codes[: len(mine)], strict=True):
+        differs = others_codes != code
+        nearest = int(np.count_nonzero(differs, axis=1).argmin())
+        other = theirs[nearest]
+        yield {
+            key: (settings.get(key), other.get(key))
+            for key, differ in zip(keys, differs[nearest], strict=True)
+            if differ
         }
-        if found is None or len(differing) < len(found):
-            found = differing
-    return found or {}
+
+
+def _codes(
+    rows: Sequence[Mapping[str, Any]], keys: Sequence[str]
+) -> NDArray[np.int32]:  # (num_rows, num_keys)
+    """A number for each value; equal values of one key have equal numbers, None what has none."""
+    columns = []
+    for key in keys:
+        numbers: dict[Hashable, int] = {}
+        values = (row.get(key) for row in rows)
+        hashable = (v if isinstance(v, Hashable) else json.dumps(v, default=str) for v in values)
+        columns.append([numbers.setdefault(value, len(numbers)) for value in hashable])
+    return np.array(columns, np.int32).T
 
 
 def _place(point: StoredPoint) -> tuple[str, str, int]:

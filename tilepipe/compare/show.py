@@ -1,11 +1,9 @@
 """A comparison on the screen: lines and tables. Knows nothing of how a verdict is reached."""
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich import box
-from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -14,43 +12,14 @@ from tilepipe.compare.differences import Fact
 from tilepipe.compare.judge import Ratio, Verdict
 from tilepipe.compare.pairs import Lone, Side, device_of
 
-__all__ = ["Screen", "breakdown_tables", "facts_table", "lone_lines", "side_line", "verdict_tables"]
+__all__ = ["breakdown_tables", "facts_table", "lone_lines", "side_line", "verdict_tables"]
 
-# Where output goes to a file or pipe, lines are wide enough for the tables.
-_PIPED_WIDTH = 160
 _STYLES = {
     Verdict.SAME: "",
     Verdict.FASTER: "green",
     Verdict.SLOWER: "bold red",
     Verdict.AMBIGUOUS: "yellow",
 }
-
-
-class _Console(Console):
-    """A console whose reader may leave."""
-
-    def on_broken_pipe(self) -> None:
-        """Instead of rich's own, which ends the process with another exit code."""
-        self.quiet = True
-        # What is still in the stream's buffer would fail again when the process ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-class Screen:
-    """Where a comparison is shown."""
-
-    def __init__(self) -> None:
-        console = _Console()
-        self._console = console if console.is_terminal else _Console(width=_PIPED_WIDTH)
-
-    def say(self, text: str) -> None:
-        """A line, as it is."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    def show(self, what: RenderableType) -> None:
-        """A table; on a terminal narrower than its numbers its lines wrap, none are cut."""
-        width = max(self._console.width, self._console.measure(what).minimum)
-        self._console.print(what, width=width, crop=False, no_wrap=True, overflow="ignore")
 
 
 def side_line(side: Side, where: str) -> str:

@@ -46,6 +46,7 @@ from tilepipe.config.schemas import (
     HotExpertRouting,
     HotRankRouting,
 )
+from tilepipe.config.tiles import check_tiles
 
 __all__ = ["check_config", "check_same_sweep", "check_sweep"]
 
@@ -76,6 +77,7 @@ def check_config(config: Config) -> None:
     _check_executor(config)
     _check_gpu_keys(config)
     _check_kernels(config)
+    check_tiles(config)
     _check_pace(config)
     _check_measure(config)
     _check_baselines(config)

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -16,8 +16,18 @@ from typing import Any
 from tilepipe.config import detect
 from tilepipe.config.schemas import SWEEP_KEYS
 
-__all__ = ["build_facts", "build_id", "config_id", "cpu_model", "device_name"]
+__all__ = ["build_facts", "build_id", "config_id", "cpu_model", "defining", "device_name"]
 
+# Of the configuration, but no part of what is measured: where results lie, how a sweep is run, and
+# whether a launch is recorded afterwards, for which no number is another.
+_NOT_MEASURED = (
+    "name",
+    *SWEEP_KEYS,
+    "launch.watchdog_ms",
+    "launch.time_limit_s",
+    "launch.wrap",
+    "measure.timeline",
+)
 _CONFIG_ID_LENGTH = 12
 _BUILD_ID_LENGTH = 8
 # Packages and modules whose sources make a number; the rest composes, stores or shows it.
@@ -41,23 +51,25 @@ _LIBRARIES = ("numpy", "nvidia-cutlass-dsl", "torch")
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
+def defining(container: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a configuration that defines what is measured."""
+    return {
+        key: {k: v for k, v in value.items() if f"{key}.{k}" not in _NOT_MEASURED}
+        if isinstance(value, dict)
+        else value
+        for key, value in container.items()
+        if key not in _NOT_MEASURED
+    }
+
+
 def config_id(container: dict[str, Any]) -> str:
-    """Digest of all that defines the measurement: not the folder, not how a sweep is run.
-
-    Nor whether a launch is recorded afterwards: no number is another for it.
-    """
-    defining = _without(container, "name", *SWEEP_KEYS)
-    defining["launch"] = _without(container["launch"], "watchdog_ms", "time_limit_s", "wrap")
-    defining["measure"] = _without(container["measure"], "timeline")
+    """Digest of all that defines the measurement."""
+    found = defining(container)
     for group in ("routing", "placement"):
-        settings = container[group]
+        settings = found[group]
         if "path" in settings:
-            defining[group] = {**settings, "path": _content(settings["path"])}
-    return _digest(defining, _CONFIG_ID_LENGTH)
-
-
-def _without(group: dict[str, Any], *keys: str) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key not in keys}
+            found[group] = {**settings, "path": _content(settings["path"])}
+    return _digest(found, _CONFIG_ID_LENGTH)
 
 
 def build_facts(hardware: dict[str, Any]) -> dict[str, Any]:

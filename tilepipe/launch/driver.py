@@ -21,7 +21,7 @@ from tilepipe.launch.preflight import missing_hardware, refusal
 from tilepipe.launch.ranks import RanksFailed, limit_threads, start_ranks
 from tilepipe.launch.reuse import in_order, reusable, stale_because
 from tilepipe.launch.screen import Screen
-from tilepipe.launch.stopping import Interrupted, interruptible, uninterrupted
+from tilepipe.launch.stopping import Interrupted, Stopping
 from tilepipe.launch.worker import Entry, rank_main
 from tilepipe.launch.wrapped import check_tool, run_wrapped, wrapped_folder
 from tilepipe.records import Outcome, Point, RankRecord, Status
@@ -57,6 +57,7 @@ class _Sweep:
     facts: Mapping[str, Any]
     screen: Screen
     done: Mapping[tuple[str, str], Outcome]  # there before the sweep began, by name and folder
+    stopping: Stopping = field(default_factory=Stopping)
     outcomes: list[Outcome] = field(default_factory=list)
     measured: list[Outcome] = field(default_factory=list)  # wrapped ones are not among them
 
@@ -120,18 +121,20 @@ def run_points(
 
 def _run_to_the_end(sweep: _Sweep) -> int:
     """Run all points; whatever ends the sweep, what was measured is summed up and shown."""
-    try:
-        with interruptible(), sweep.screen.progress():
-            code = _run_all(sweep)
-    except Interrupted as error:
-        total = len(sweep.points)
-        sweep.screen.say_error(
-            f"stopped by {error}: {total - len(sweep.outcomes)} of {total} points did not run; "
-            "type the same again to go on"
-        )
-        code = _EXIT_INTERRUPTED
-    finally:
-        with uninterrupted():
+    with sweep.stopping.listening():
+        try:
+            with sweep.screen.progress():
+                code = _run_all(sweep)
+            sweep.stopping.hold()
+        except Interrupted as error:
+            total = len(sweep.points)
+            sweep.screen.say_error(
+                f"stopped by {error}: {total - len(sweep.outcomes)} of {total} points did not run; "
+                "type the same again to go on"
+            )
+            code = _EXIT_INTERRUPTED
+        finally:
+            sweep.stopping.hold()
             unwritten = _finish(sweep)
     code = unwritten or code
     return code or int(any(outcome.status not in _GOOD for outcome in sweep.outcomes))
@@ -158,6 +161,7 @@ def _run_all(sweep: _Sweep) -> int:
     waiting = deque(sweep.points)
     num_busy = 0  # points in a row that another run is measuring
     while waiting:
+        sweep.stopping.check()
         point = waiting.popleft()
         if num_busy > len(waiting):
             time.sleep(_BUSY_LOOK_S)
@@ -209,14 +213,15 @@ def _one(sweep: _Sweep, point: Point) -> tuple[Outcome, bool]:
     if stored is not None:
         sweep.measured.append(stored)
         return stored, True
-    with claim_folder(sweep.results_dir, point) as folder:
+    # Held until the folder has its name: a point that was measured is not thrown away.
+    with sweep.stopping.held(), claim_folder(sweep.results_dir, point) as folder:
         started = utc_now()
-        outcome = fault or _run(sweep, point, folder)
-        with uninterrupted():
-            outcome = replace(outcome, started_utc=started, ended_utc=utc_now())
-            write_outcome(folder, outcome, sweep.facts)
-            outcome = _without_spans(outcome)  # stored: a sweep need not keep them all
-            sweep.measured.append(outcome)
+        with sweep.stopping.heard():
+            outcome = fault or _run(sweep, point, folder)
+        outcome = replace(outcome, started_utc=started, ended_utc=utc_now())
+        write_outcome(folder, outcome, sweep.facts)
+    outcome = _without_spans(outcome)  # stored: a sweep need not keep them all
+    sweep.measured.append(outcome)
     return outcome, False
 
 
@@ -242,7 +247,7 @@ def _fault(point: Point) -> Outcome | None:
     """The outcome of a point that cannot be run at all."""
     if reason := refusal(point):
         refused = replace(point, config=_storable(point.config))
-        return Outcome(point=refused, status=Status.runtime_error, reason=reason)
+        return Outcome(point=refused, status=Status.refused, reason=reason)
     if reason := missing_hardware(point):
         return Outcome(point=point, status=Status.skipped, reason=reason)
     return None

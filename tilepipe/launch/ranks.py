@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from pathlib import Path
@@ -20,7 +20,6 @@ from typing import Any
 
 from tilepipe.config.choices import Fabric, Operation
 from tilepipe.launch.limits import WallClockExceeded, wall_clock
-from tilepipe.launch.stopping import Interrupted, asking
 from tilepipe.launch.worker import Entry, Job, Records, failure_paths, rank_main
 from tilepipe.records import Point, Status
 
@@ -79,7 +78,7 @@ def start_ranks(
 ) -> Records:
     """Run `entry` in every process of a point and return what they hand over, by rank.
 
-    Raises RanksFailed, or Interrupted when a signal ended it.
+    Raises RanksFailed; what a signal handler raises ends the ranks too.
     """
     limit_threads()
     _start_forkserver()
@@ -137,20 +136,17 @@ def _supervised(
     # loggers take their level from here when torch is imported, which is here and not above: the
     # first point pays for torch, a dry look at the configuration does not.
     os.environ.setdefault("LOGLEVEL", "CRITICAL")
-    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     limit_s = float(point.config["launch"]["time_limit_s"])
     elastic_dir = log_dir / "elastic"
     try:
-        with _own_handlers(), wall_clock(limit_s + _GRACE_S):
+        with wall_clock(limit_s + _GRACE_S):
             launch = _elastic(num_processes_of(point), elastic_dir, entry)
             returned: dict[int, Records] = launch(*args)
     except WallClockExceeded:
         reason = f"launch.time_limit_s={limit_s:g}: the point did not end in time and was stopped"
         raise RanksFailed(Status.timeout, reason, "") from None
-    except SignalException as error:
-        raise Interrupted(signal.Signals(error.sigval).name) from None
     except OSError as error:
         reason = f"ranks could not be started: {error}; see that /dev/shm and TMPDIR have room"
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOMEM)
@@ -163,18 +159,6 @@ def _supervised(
     finally:
         _keep_logs(elastic_dir, log_dir)
     return returned
-
-
-@contextlib.contextmanager
-def _own_handlers() -> Iterator[None]:
-    """Put signal handlers back: the agent sets its own and leaves them."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-    before = {number: signal.getsignal(number) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _elastic(num_processes: int, log_dir: Path, entry: Entry | str) -> Any:
@@ -194,7 +178,8 @@ def _elastic(num_processes: int, log_dir: Path, entry: Entry | str) -> Any:
         max_restarts=0,
         monitor_interval=0.1,
         start_method="forkserver",
-        signals_to_handle=",".join(signal.Signals(number).name for number in asking()),
+        # None: the driver's own handlers raise, and the agent ends the ranks on its way out.
+        signals_to_handle="",
         logs_specs=DefaultLogsSpecs(log_dir=str(log_dir), redirects=Std.ALL),
     )
     return elastic_launch(config, entry)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tilepipe.config.choices import Resume
-from tilepipe.config.schemas import SWEEP_KEYS
+from tilepipe.config.identity import defining
 from tilepipe.records import Outcome, Point, Status
 from tilepipe.results.check import TIMELINE_FILE, load_point
 from tilepipe.results.store import stored_documents
@@ -80,8 +80,8 @@ def _changes(point: Point, documents: Sequence[Mapping[str, Any]]) -> set[str]:
     if alike:
         latest = max(alike, key=lambda found: str(found.get("ended_utc")))
         return set(_differences(latest.get("build", {}), point.build))
-    config = _of_measurement(point.config)
-    same = [found for found in documents if _of_measurement(found.get("config", {})) == config]
+    config = defining(point.config)
+    same = [found for found in documents if defining(found.get("config", {})) == config]
     files = [point.config.get(group, {}).get("path") for group in ("routing", "placement")]
     paths = " or ".join(path for path in files if path)
     return {f"{paths} has other content"} if same and paths else set()
@@ -90,11 +90,6 @@ def _changes(point: Point, documents: Sequence[Mapping[str, Any]]) -> set[str]:
 def _records(described: Mapping[str, Any]) -> bool:
     """Whether a point, or the document of one, asks for a timeline."""
     return bool(described.get("config", {}).get("measure", {}).get("timeline"))
-
-
-def _of_measurement(config: Mapping[str, Any]) -> dict[str, Any]:
-    defining = {key: value for key, value in config.items() if key not in SWEEP_KEYS}
-    return {**defining, "measure": {**config.get("measure", {}), "timeline": None}}
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -3,15 +3,15 @@
 Knows nothing of how points run or where they are stored.
 """
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tilepipe.launch.console import Lines
 from tilepipe.launch.table import (
     breakdown_table,
     figures_table,
@@ -23,51 +23,29 @@ from tilepipe.records import Outcome, Status
 
 __all__ = ["Screen"]
 
-# Where output goes to a file or pipe, lines are wide enough for the tables.
-_PIPED_WIDTH = 160
 # Narrower terminals get the tables without intervals.
 _WIDE = 110
 
 
-class _Console(Console):
-    """A console whose reader may leave: the sweep goes on without showing anything."""
-
-    def on_broken_pipe(self) -> None:
-        """Instead of rich's own, which ends the process."""
-        self.quiet = True
-        # What is still in the stream's buffer would fail again when the process ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-class Screen:
+class Screen(Lines):
     """Output of one sweep of `num_points` points."""
 
     def __init__(self, num_points: int) -> None:
+        super().__init__()
         self._num_points = num_points
-        console = _Console()
-        self._console = console if console.is_terminal else _Console(width=_PIPED_WIDTH)
         self._errors = Console(stderr=True)
         self._counts: Counter[str] = Counter()
         self._reason = ""  # of the point that ended last
         self._bar: Progress | None = None
 
-    def say(self, text: str) -> None:
-        """A line, as it is."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
     def say_error(self, text: str) -> None:
         """A line on stderr, as it is."""
         self._errors.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def show(self, what: RenderableType) -> None:
-        """A table; on a terminal narrower than its numbers its lines wrap, none are cut."""
-        width = max(self._console.width, self._console.measure(what).minimum)
-        self._console.print(what, width=width, crop=False, no_wrap=True, overflow="ignore")
-
     @contextmanager
     def progress(self) -> Iterator[None]:
         """Keep a bar below the lines while the block runs; nothing where output is piped."""
-        if not self._console.is_terminal:
+        if not self.console.is_terminal:
             yield
             return
         columns = (
@@ -77,7 +55,7 @@ class Screen:
             TextColumn("left"),
             TimeRemainingColumn(),
         )
-        with Progress(*columns, console=self._console, transient=True) as self._bar:
+        with Progress(*columns, console=self.console, transient=True) as self._bar:
             self._task = self._bar.add_task(self._described(), total=self._num_points)
             yield
         self._bar = None
@@ -100,8 +78,9 @@ class Screen:
     def show_results(self, outcomes: Sequence[Outcome], path: Path) -> None:
         """Tables of one experiment, and where its numbers are."""
         if any(outcome.status is Status.ok for outcome in outcomes):
-            self.show(times_table(outcomes, narrow=self._console.width < _WIDE))
-            self.show(figures_table(outcomes))
+            narrow = self.console.width < _WIDE
+            self.show(times_table(outcomes, narrow=narrow))
+            self.show(figures_table(outcomes, narrow=narrow))
         if any(outcome.terms for outcome in outcomes):
             self.show(breakdown_table(outcomes))
         if len(outcomes) > 1 and any(outcome.status is not Status.ok for outcome in outcomes):

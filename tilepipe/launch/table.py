@@ -15,9 +15,9 @@ from rich.text import Text
 
 from tilepipe.config.choices import Fabric, Regime
 from tilepipe.records import Interval, Outcome, Point, Status
-from tilepipe.results.accounting import MAIN
+from tilepipe.results.accounting import MAIN, efficiency_mark
 from tilepipe.results.pointfile import command_of
-from tilepipe.results.summary import Series, reduce_series, slowest_rank, summary_rows
+from tilepipe.results.summary import Reduced, Series, reduce_series, slowest_rank, summary_rows
 
 __all__ = [
     "breakdown_table",
@@ -103,6 +103,8 @@ _TERMS = {
     "gemm_combine": "gemm\ncombine",
 }
 _NUMBER_WIDTH = 7
+# A rate from whose median its interval reaches this far says so.
+_FAR_PERCENT = 10
 # Shown even where all points agree: without it no line says how large the point was.
 _ALWAYS = ("num_tokens_total",)
 # Of the point's own contender.
@@ -189,24 +191,57 @@ def _working_times(series: Series) -> dict[str, NDArray[np.int64]]:
     return whole | {name: times for (name, part), times in series.items() if part == "stage"}
 
 
-def figures_table(outcomes: Sequence[Outcome]) -> Table:
-    """One row per point: rates and overlap of its own contender, and imbalance of the routing."""
+def figures_table(outcomes: Sequence[Outcome], *, narrow: bool = False) -> Table:
+    """One row per point: rates and overlap of its own contender, and imbalance of the routing.
+
+    A rate whose time is that unsure tells how far its interval reaches, unless it is narrow.
+    """
     mains = [_main_row(_rows(outcome)) for outcome in outcomes]
     figures = [key for key in _FIGURES if any(row[key] is not None for row in mains)]
-    unsure = "; ~: may be 1" if "speedup" in figures else ""
+    found = [slowest_rank(outcome.records) for outcome in outcomes]
+    signs = [
+        {"efficiency": efficiency_mark(row["operation"], series), "speedup": _speedup_mark(row)}
+        for row, series in zip(mains, found, strict=True)
+    ]
+    unsure = "; ~: may be 1" if {"speedup", "efficiency"} & set(figures) else ""
+    if any(sign["efficiency"] == "!" for sign in signs):
+        unsure += "; !: above 1, parts were slower alone"
     table, axes = _table(f"figures{unsure}; expert, rank: max/mean rows", mains)
     for key in figures:
         table.add_column(_FIGURES[key], justify="right")
     for heading in _IMBALANCE.values():
         table.add_column(heading, justify="right")
-    for row, mark in zip(mains, _add_marks(table, mains), strict=True):
-        spans_one = (row["speedup_low"] or 2.0) <= 1 <= (row["speedup_high"] or 2.0)
+    marks = _add_marks(table, mains)
+    for row, series, sign, mark in zip(mains, found, signs, marks, strict=True):
+        reach = "" if narrow else _reach(_working_times(series).get(row["contender"]))
         cells = [
-            _number(row[key]) + ("~" if key == "speedup" and spans_one else "")
-            for key in (*figures, *_IMBALANCE)
+            _number(row[key]) + sign.get(key, reach if row[key] is not None else "")
+            for key in figures
         ]
+        cells += [_number(row[key]) for key in _IMBALANCE]
         table.add_row(*(_cell(row[axis]) for axis in axes), *cells, *mark)
     return table
+
+
+def _speedup_mark(row: Mapping[str, Any]) -> str:
+    if row["speedup"] is None:
+        return ""
+    return "~" if row["speedup_low"] <= 1 <= row["speedup_high"] else ""
+
+
+def _reach(series: NDArray[np.int64] | None) -> str:
+    """How far the interval of a time reaches, where that is far."""
+    if series is None:
+        return ""
+    found = reduce_series(series)
+    percent = _percent(found)
+    return f" ±{percent:.0f}%" if percent >= _FAR_PERCENT else ""
+
+
+def _percent(found: Reduced) -> float:
+    """The larger half of the interval, in percent of the median; 0 where that is 0."""
+    reach = max(found.high_ns - found.median_ns, found.median_ns - found.low_ns)
+    return 100 * reach / found.median_ns if found.median_ns > 0 else 0.0
 
 
 def breakdown_table(outcomes: Sequence[Outcome]) -> Table:
@@ -335,8 +370,7 @@ def _time(series: NDArray[np.int64] | None, *, narrow: bool) -> str:
     found = reduce_series(series)
     if narrow:
         return _ms(found.median_ns)
-    reach = max(found.high_ns - found.median_ns, found.median_ns - found.low_ns)
-    percent = f" ±{100 * reach / found.median_ns:.0f}%" if found.median_ns > 0 else ""
+    percent = f" ±{_percent(found):.0f}%" if found.median_ns > 0 else ""
     return _ms(found.median_ns) + percent
 
 

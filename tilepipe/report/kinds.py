@@ -55,7 +55,7 @@ def _fused_kinds() -> list[Kind]:
     for operation, name in (
         ("dispatch_gemm", "dispatch → GEMM"),
         ("gemm_combine", "GEMM → combine"),
-        ("moe_layer", "a whole layer"),
+        ("moe_layer", "whole layer"),
     ):
         needs = f"a point that ended ok: {RUN} +experiment={operation}"
         kinds += [
@@ -125,7 +125,7 @@ def _baseline_kinds() -> list[Kind]:
             ("combine", "combine"),
             ("dispatch_gemm", "dispatch → GEMM"),
             ("gemm_combine", "GEMM → combine"),
-            ("moe_layer", "a whole layer"),
+            ("moe_layer", "whole layer"),
         )
     ]
 

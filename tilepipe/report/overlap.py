@@ -22,7 +22,7 @@ from tilepipe.report.groups import (
 from tilepipe.report.shapes import DotFigure, DotPanel, Dots, Grid, Value
 from tilepipe.report.words import NULL, caption, scaled, time_unit, told_value, work
 from tilepipe.results.accounting import COMMUNICATION
-from tilepipe.results.breakdown import lower_bound_ns
+from tilepipe.results.breakdown import bound_mark, lower_bound_ns
 
 __all__ = ["MAX_ROWS", "bound_ns", "overlap_figures"]
 
@@ -39,6 +39,10 @@ _BOUND = {
     LAYER: "its parts: dispatch → GEMM, SwiGLU, GEMM → combine",
 }
 _BOUND_NOTE = "The lower bound is made of medians of the parts alone, so it has no interval"
+_EFFICIENCY_NOTE = (
+    " efficiency: lower bound over fused; ~: by the intervals of the times it may be 1; !: it is "
+    "above 1, so the parts were slower alone than in the launch."
+)
 _PARTS_NOTE = "Parts are medians of launches of their own, added up, so they have no interval"
 _BEST_NOTE = "Of several CTA counts the one with the lowest fused time is shown"
 
@@ -64,17 +68,25 @@ def overlap_figures(points: pa.Table, operation: str) -> list[DotFigure]:
     return figures
 
 
-def bound_ns(point: Mapping[str, Row], operation: str) -> int:
+def bound_ns(point: Mapping[str, Row], operation: str, *, of: str = "work_ns") -> int:
     """The bound that `efficiency` is made with: the GEMM on the SMs that are left to it, where some
-    are given away, or communication, plus the reduction where combine has one; medians.
+    are given away, or communication, plus the reduction where combine has one; `of`: which column.
 
     Of a layer the sum of its parts.
     """
     if operation == LAYER:
-        return sum(int(point[name]["work_ns"]) for name in _PARTS)
+        return sum(int(point[name][of]) for name in _PARTS)
     gemm = point.get("gemm_split", point["gemm_all"])
-    reduce = int(point["reduce"]["work_ns"]) if "reduce" in point else 0
-    return lower_bound_ns(gemm["work_ns"], point[COMMUNICATION[operation]]["work_ns"], reduce)
+    reduce = int(point["reduce"][of]) if "reduce" in point else 0
+    return lower_bound_ns(gemm[of], point[COMMUNICATION[operation]][of], reduce)
+
+
+def _efficiency_mark(point: Mapping[str, Row], operation: str) -> str:
+    low_ns, high_ns = (bound_ns(point, operation, of=f"work_{end}_ns") for end in ("low", "high"))
+    fused = point["fused"]
+    return bound_mark(
+        bound_ns=(low_ns, high_ns), fused_ns=(fused["work_low_ns"], fused["work_high_ns"])
+    )
 
 
 def _best(group: Group) -> Group:
@@ -91,6 +103,9 @@ def _figure(
     points = [by_folder[row["folder"]] for row in group.rows]
     bounds_ns = [bound_ns(point, operation) for point in points]
     times_ns = [point[name]["work_ns"] for point in points for name in ("fused", "sequential")]
+    marks = None
+    if operation != LAYER:
+        marks = [_efficiency_mark(point, operation) for point in points]
     unit, divisor = time_unit([*times_ns, *bounds_ns])
     told = varying(group.rows, OWN) or ["num_tokens"]
     dots = (
@@ -111,23 +126,30 @@ def _figure(
         caption=caption(group.rows, note=f"Times without plan. {note}"),
         rows=tuple(label(row, told) for row in group.rows),
         panels=(DotPanel(x_label=unit, dots=dots),),
-        numbers=_numbers(group.rows, told, dots, unit, is_layer=operation == LAYER),
+        numbers=_numbers(group.rows, told, dots, unit, marks=marks),
     )
 
 
 def _numbers(
-    rows: Sequence[Row], told: Sequence[str], dots: Sequence[Dots], unit: str, *, is_layer: bool
+    rows: Sequence[Row],
+    told: Sequence[str],
+    dots: Sequence[Dots],
+    unit: str,
+    *,
+    marks: Sequence[str] | None,  # of each row's efficiency; None: of a layer, which has none
 ) -> Grid:
     cells = []
+    is_layer = marks is None
     for place, row in enumerate(rows):
         fused, _, parts = (series.values[place] for series in dots)
         times = [told_value(series.values[place]) for series in dots]
         share = row["efficiency"]
         if is_layer and fused is not None and parts is not None and parts.value > 0:
             share = fused.value / parts.value
-        cells.append((label(row, told), *times, _speedup(row), _share(share, is_layer)))
+        mark = marks[place] if marks is not None and share is not None else ""
+        cells.append((label(row, told), *times, _speedup(row), _share(share, is_layer) + mark))
     heads = ("its parts", "fused over parts") if is_layer else ("lower bound", "efficiency")
-    meaning = "" if is_layer else " efficiency: lower bound over fused."
+    meaning = "" if is_layer else _EFFICIENCY_NOTE
     return Grid(
         title="",
         head=(

@@ -13,7 +13,7 @@ from tilepipe.report.shapes import Grid
 __all__ = ["TABLE_STYLE", "room_px", "table_of"]
 
 # A number, perhaps with its interval and a mark, or the dash of one that was not measured.
-_NUMBER = re.compile(r"-|-?[\d.\u202f]+~?( \([^()]* to [^()]*\))?")
+_NUMBER = re.compile(r"-|-?[\d.\u202f]+[~!]?( \([^()]* to [^()]*\))?")
 _INTERVAL = re.compile(r" (\([^()]* to [^()]*\))$")
 # Of DejaVu Sans at the table's 14 pixels.
 _DIGIT_PX, _LETTER_PX, _BOLD_LETTER_PX, _PADDING_PX = 9.0, 8.5, 9.6, 16.0

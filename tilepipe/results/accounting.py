@@ -8,10 +8,22 @@ from dataclasses import replace
 
 from tilepipe.measure.stats import integer_median
 from tilepipe.records import BreakdownTerm, Point, RankRecord
-from tilepipe.results.breakdown import breakdown_terms, overlap_figures, speedup_figures
-from tilepipe.results.summary import Series, comm_ctas_of, rate_figures, slowest_rank
+from tilepipe.results.breakdown import (
+    bound_mark,
+    breakdown_terms,
+    lower_bound_ns,
+    overlap_figures,
+    speedup_figures,
+)
+from tilepipe.results.summary import (
+    Series,
+    comm_ctas_of,
+    rate_figures,
+    reduce_series,
+    slowest_rank,
+)
 
-__all__ = ["COMMUNICATION", "MAIN", "account"]
+__all__ = ["COMMUNICATION", "MAIN", "account", "efficiency_mark"]
 
 # operation -> name of a breakdown's series -> (contender, component) that measured it
 _SERIES = {
@@ -110,6 +122,22 @@ def _overlap(operation: str, series: Series) -> dict[str, float]:
         comm=series[COMMUNICATION[operation], "stage"],
         reduce_ns=0 if reduce is None else int(integer_median(reduce)),
     )
+
+
+def efficiency_mark(operation: str, series: Series) -> str:
+    """`bound_mark` of the efficiency of a point; nothing where it has none."""
+    if operation not in COMMUNICATION or ("fused", "stage") not in series:
+        return ""
+    gemm = "gemm_split" if ("gemm_split", "stage") in series else "gemm_all"
+    found = {
+        name: reduce_series(series[name, "stage"])
+        for name in ("fused", gemm, COMMUNICATION[operation], "reduce")
+        if (name, "stage") in series
+    }
+    ends = {name: (times.low_ns, times.high_ns) for name, times in found.items()}
+    parts = (ends[gemm], ends[COMMUNICATION[operation]], ends.get("reduce", (0, 0)))
+    low_ns, high_ns = (lower_bound_ns(*part) for part in zip(*parts, strict=True))
+    return bound_mark(bound_ns=(low_ns, high_ns), fused_ns=ends["fused"])
 
 
 def _rates(point: Point, records: Sequence[RankRecord], series: Series) -> dict[str, float]:

@@ -30,6 +30,7 @@ from tilepipe.records import BreakdownTerm, Interval
 from tilepipe.results.schema import TERMS
 
 __all__ = [
+    "bound_mark",
     "breakdown_interval_kind",
     "breakdown_terms",
     "lower_bound_ns",
@@ -104,6 +105,17 @@ def breakdown_interval_kind(num_iters: int) -> str:
 def lower_bound_ns(gemm_ns: int, comm_ns: int, reduce_ns: int) -> int:
     """What no fused launch of these parts can be faster than."""
     return max(gemm_ns, comm_ns) + reduce_ns
+
+
+def bound_mark(*, bound_ns: tuple[int, int], fused_ns: tuple[int, int]) -> str:
+    """How sure it is that a launch took no less than its bound, from the intervals of both.
+
+    Nothing: it took more. ~: it may have taken as much. !: it took less, so the bound's parts were
+    slower alone than they were in the launch, and it is no bound.
+    """
+    if bound_ns[0] > fused_ns[1]:
+        return "!"
+    return "~" if bound_ns[1] >= fused_ns[0] else ""
 
 
 def speedup_figures(

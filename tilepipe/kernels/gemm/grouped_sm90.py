@@ -877,6 +877,7 @@ def gemm_entry(plan: KernelPlan, *, num_ranks: int = 1) -> Any:
         scale: cute.Pointer,  # (rows,) float32; not read but by Epilogue.row_scale
         workspace: cute.Pointer,
         rows: Int32,  # that A and D have room for
+        num_ctas: Int32,  # whole clusters
         limit_ns: Int64,  # of one wait
         stream: cuda.CUstream,
     ):
@@ -884,11 +885,11 @@ def gemm_entry(plan: KernelPlan, *, num_ranks: int = 1) -> Any:
         layouts = smem_layouts(plan)
         (tma_a, t_a), (tma_b, t_b), (tma_d, t_d) = atoms(plan, layouts, m_a, m_b, m_d)
         kernel(
-            *(table, rank, limit_ns, Int32(plan.num_gemm_ctas // plan.cluster_m)),
+            *(table, rank, limit_ns, num_ctas // plan.cluster_m),
             *(tma_a, t_a, tma_b, t_b, tma_d, t_d, plain_d),
             *(scale, Int64(workspace.toint()), make_tiled_mma(plan), *layouts),
         ).launch(
-            grid=[plan.num_gemm_ctas, 1, 1],
+            grid=[num_ctas, 1, 1],
             block=[NUM_THREADS, 1, 1],
             cluster=[plan.cluster_m, 1, 1],
             min_blocks_per_mp=1,

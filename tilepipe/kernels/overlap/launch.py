@@ -5,7 +5,6 @@ Knows nothing of routing, of oracles and of who opens the launch.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -20,6 +19,7 @@ from tilepipe.kernels.compile import Code, compile_code
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.gemm.grouped_sm90 import NUM_THREADS
 from tilepipe.kernels.gemm.plan import DESCRIPTOR_BYTES, KernelPlan
+from tilepipe.kernels.kept import kept
 from tilepipe.kernels.move import warp_bytes
 from tilepipe.kernels.overlap.dispatch_gemm import dispatch_gemm_entry
 from tilepipe.kernels.overlap.gemm_combine import gemm_combine_entry
@@ -61,7 +61,7 @@ def _pointer(dtype: Any, address: int, align: int) -> Any:
     return make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=align)
 
 
-@cache
+@kept
 def compile_overlap(plan: OverlapPlan | HomePlan) -> Code:
     """Compile for stand-in arguments, once in a process; needs no GPU."""
     return compile_code(

@@ -32,9 +32,10 @@ _MOST = 2**53
 
 def read_counts(path: str, layer: int | None) -> NDArray[np.int64]:  # (num_experts,)
     """Tokens per expert of the layer, or of the only one there is."""
-    counts = counts_of_file(path)
+    kind = find_format(path)
+    counts = counts_of_file(path, kind)
     if counts is None:
-        counts = _counted(path, layer)
+        counts = _counted(path, kind, layer)
     if layer is None and len(counts) == 1:
         return next(iter(counts.values()))
     if layer not in counts:
@@ -42,12 +43,16 @@ def read_counts(path: str, layer: int | None) -> NDArray[np.int64]:  # (num_expe
     return counts[layer]
 
 
-def counts_of_file(path: str, *, bare: bool = True) -> Counts | None:
+def counts_of_file(
+    path: str,
+    kind: str,  # as `find_format` says
+    *,
+    bare: bool = True,
+) -> Counts | None:
     """All counts of a file that holds counts; None for a trace.
 
     A `.npy` says nothing of itself: `bare` takes its numbers for counts.
     """
-    kind = find_format(path)
     if kind.startswith("NumPy"):
         return _of_arrays(path, bare=bare)
     if FORMATS[kind] is not None:
@@ -154,9 +159,9 @@ def _checked(path: str, held: NDArray[Any], num_axes: int) -> NDArray[np.int64]:
     return held.astype(np.int64)
 
 
-def _counted(path: str, layer: int | None) -> Counts:
+def _counted(path: str, kind: str, layer: int | None) -> Counts:
     """Count the tokens of a trace, a block at a time."""
-    reader, met = FORMATS[find_format(path)], Met()
+    reader, met = FORMATS[kind], Met()
     assert reader is not None
     counts: dict[int | None, NDArray[np.int64]] = {}
     for block in reader(path, Selection(layer=layer), met):

@@ -68,17 +68,18 @@ def survey(
 
     The window of the selection is cut from every layer.
     """
-    counts = counts_of_file(path, bare=as_counts)
+    kind = find_format(path)
+    counts = counts_of_file(path, kind, bare=as_counts)
     if as_counts and counts is None:
         raise refusal(path, "holds tokens, not counts", "leave law=counts out")
     if counts is not None:
-        return _of_counts(path, counts, num_ranks, num_experts, selection.layer)
-    seen = 0 if num_experts is not None else _num_seen(path, selection)
+        return _of_counts(path, kind, counts, num_ranks, num_experts, selection.layer)
+    seen = 0 if num_experts is not None else _num_seen(path, kind, selection)
     num_ranks, num_experts = _group(num_ranks, num_experts, seen)
-    gathered, met = _gather(path, selection, num_ranks, num_experts)
+    gathered, met = _gather(path, kind, selection, num_ranks, num_experts)
     layers = tuple(gathered[layer].figures(layer) for layer in sorted(gathered, key=_order))
     return Survey(
-        format=find_format(path),
+        format=kind,
         num_experts=num_experts,
         num_requests=len(met.requests) or None,
         layers=layers,
@@ -101,7 +102,12 @@ def _order(layer: int | None) -> int:
 
 
 def _of_counts(
-    path: str, counts: Counts, num_ranks: int | None, num_experts: int | None, layer: int | None
+    path: str,
+    kind: str,
+    counts: Counts,
+    num_ranks: int | None,
+    num_experts: int | None,
+    layer: int | None,
 ) -> Survey:
     if layer is not None:
         if layer not in counts:
@@ -128,9 +134,7 @@ def _of_counts(
                 num_alike=None,
             )
         )
-    return Survey(
-        format=find_format(path), num_experts=num_experts, num_requests=None, layers=tuple(layers)
-    )
+    return Survey(format=kind, num_experts=num_experts, num_requests=None, layers=tuple(layers))
 
 
 def _refuse_beyond(path: str, highest: int, num_experts: int) -> None:
@@ -141,25 +145,25 @@ def _refuse_beyond(path: str, highest: int, num_experts: int) -> None:
         )
 
 
-def _num_seen(path: str, selection: Selection) -> int:
+def _num_seen(path: str, kind: str, selection: Selection) -> int:
     highest = -1
-    for block in _blocks(path, replace(selection, first_token=0), Met()):
+    for block in _blocks(path, kind, replace(selection, first_token=0), Met()):
         ids, _ = check(path, block)
         highest = max(highest, int(ids.max(initial=-1)))
     return max(1, highest + 1)
 
 
-def _blocks(path: str, selection: Selection, met: Met) -> Iterator[Block]:
-    reader = FORMATS[find_format(path)]
+def _blocks(path: str, kind: str, selection: Selection, met: Met) -> Iterator[Block]:
+    reader = FORMATS[kind]
     assert reader is not None
     return reader(path, selection, met)
 
 
 def _gather(
-    path: str, selection: Selection, num_ranks: int, num_experts: int
+    path: str, kind: str, selection: Selection, num_ranks: int, num_experts: int
 ) -> tuple[dict[int | None, "_Layer"], Met]:
     met, layers, num_read = Met(), dict[int | None, _Layer](), dict[int | None, int]()
-    for block in _blocks(path, selection, met):
+    for block in _blocks(path, kind, selection, met):
         if selection.layer is not None and block.layer is None:
             raise layer_refusal(path, selection.layer, ())
         layer = layers.setdefault(block.layer, _Layer(num_ranks=num_ranks, num_experts=num_experts))
