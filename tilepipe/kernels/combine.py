@@ -30,10 +30,9 @@ from tilepipe.kernels.reduction import (
     stages_of,
     units_of,
 )
-from tilepipe.kernels.semaphore import Scope
-from tilepipe.kernels.stamps import Event, is_late, lap
+from tilepipe.kernels.stamps import Event, lap, moment
 from tilepipe.kernels.track import AT_HOME, NO_ITEM
-from tilepipe.kernels.watchdog import wait_or_give_up
+from tilepipe.kernels.watchdog import wait_or_give_up, wait_telling_or_give_up
 
 __all__ = ["combine_entry", "reduce_tokens", "wait_home"]
 
@@ -156,9 +155,8 @@ def _wait_token(
     epoch = buffer(address(table, rank, Slot.words), Int32)[int(Word.epoch)]
     expected = buffer(address(table, rank, Slot.token_expected), Int32)[token]
     counter = element(address(table, rank, Slot.token_ready), token, Int32)
-    lap(tape, Event.reduce)
-    late = is_late(tape, counter, expected, Scope.sys)
-    came = wait_or_give_up(
+    asked = moment(tape)
+    came, late = wait_telling_or_give_up(
         table,
         rank,
         counter,
@@ -169,7 +167,11 @@ def _wait_token(
         constants.num_ranks,
         limit_ns,
     )
-    lap(tape, Event.wait, token, AT_HOME | late)
+    if cutlass.const_expr(tape is not None):
+        # Of what is there at once no stamp is left: tokens are many.
+        if late:
+            lap(tape, Event.reduce, at=asked)
+            lap(tape, Event.wait, token, AT_HOME | 1)
     return came
 
 
