@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from tilepipe.config import checks
+from tilepipe.config import device_checks
 from tilepipe.config.checks import check_config
 from tilepipe.config.choices import L2, Copy, Operation, Push, Regime, Roles, Walk
 from tilepipe.config.schemas import DispatchGemmKernel, config_from_dict
@@ -355,7 +355,7 @@ REFUSED = [
 
 
 def test_an_order_that_the_plan_kernel_has_not_is_refused_there(container, monkeypatch):
-    monkeypatch.setattr(checks, "PLANNED_ORDERS", ("edf",))
+    monkeypatch.setattr(device_checks, "PLANNED_ORDERS", ("edf",))
     plain = container("hardware=h200_x1", "kernel=dispatch", "kernel.order=token")
 
     check_config(config_from_dict(plain))

@@ -11,27 +11,18 @@ from tilepipe.config.choices import (
     L2,
     Baseline,
     Copy,
-    Dtype,
     Fabric,
     Law,
     Operation,
-    Order,
     Planner,
     Regime,
 )
 from tilepipe.config.chunks import check_chunks
+from tilepipe.config.device_checks import check_kernels
 from tilepipe.config.limits import (
-    FUSED_WARPS,
+    ELEM_BYTES,
     MAX_LOOPBACK_RANKS,
     MAX_NVSHMEM_RANKS,
-    MAX_PLANNED_EXPERTS,
-    MAX_TOPK,
-    PLANNED_ORDERS,
-    SHARED_BYTES,
-    WARPS_OF_SM,
-    max_combine_warps,
-    max_flag_batch,
-    piece_bytes,
 )
 from tilepipe.config.placements import BalancedPlacement, ContiguousPlacement, FilePlacement
 from tilepipe.config.refuse import require
@@ -39,10 +30,8 @@ from tilepipe.config.routings import AllLocalRouting
 from tilepipe.config.schemas import (
     SWEEP_KEYS,
     AllRemoteRouting,
-    CommunicationKernel,
     Config,
     FusedKernel,
-    GemmCombineKernel,
     GroupedGemmKernel,
     HomeKernel,
     HotExpertRouting,
@@ -78,7 +67,7 @@ def check_config(config: Config) -> None:
     _check_experts(config)
     _check_executor(config)
     _check_gpu_keys(config)
-    _check_kernels(config)
+    check_kernels(config)
     check_tiles(config)
     _check_pace(config)
     _check_measure(config)
@@ -86,13 +75,10 @@ def check_config(config: Config) -> None:
     _check_wrap(config)
 
 
-_ELEM_BYTES = {Dtype.bf16: 2}
-
-
 def _check_sizes(config: Config) -> None:
     """Every row that is moved or multiplied starts at a multiple of 16 bytes."""
     workload = config.workload
-    elem_bytes = _ELEM_BYTES[workload.dtype]
+    elem_bytes = ELEM_BYTES[workload.dtype]
     keys = ["hidden"]
     if config.operation not in (Operation.dispatch, Operation.combine):
         # The first GEMM stores rows of 2 x intermediate, the second loads rows of intermediate.
@@ -253,110 +239,6 @@ def _check_gemm_keys(kernel: GroupedGemmKernel, num_sms: int | None, *, on_host:
         allowed = f"one runs on each SM, and there are {num_sms}; use at most {num_sms}"
         fits = kernel.num_gemm_ctas <= num_sms
         require(fits, "kernel.num_gemm_ctas", kernel.num_gemm_ctas, allowed)
-
-
-def _check_kernels(config: Config) -> None:
-    """What the kernels of a GPU hold of a token and of a CTA."""
-    kernel, num_topk = config.kernel, config.workload.num_topk
-    if config.launch.fabric is Fabric.host or isinstance(kernel, GroupedGemmKernel):
-        return
-    allowed = f"kernels hold at most {MAX_TOPK} slots of a token; lower it, or type hardware=cpu"
-    require(num_topk <= MAX_TOPK, "workload.num_topk", num_topk, allowed)
-    if isinstance(kernel, FusedKernel):
-        _check_fused(kernel)
-    if kernel.num_comm_ctas == "auto":
-        _check_auto(config, kernel)
-    if config.operation is Operation.combine:
-        warps, most = kernel.num_comm_warps, max_combine_warps(num_topk)
-        allowed = (
-            f"combine with workload.num_topk={num_topk} has registers and shared memory for {most} "
-            f"warps; use at most {most}"
-        )
-        require(warps is None or warps <= most, "kernel.num_comm_warps", warps, allowed)
-    if kernel.planner is Planner.device:
-        _check_planned(kernel.order, config.workload.num_experts)
-    _check_residency(config, kernel)
-    if kernel.copy is Copy.tma:
-        _check_bulk(config, kernel)
-
-
-def _check_auto(config: Config, kernel: CommunicationKernel) -> None:
-    """What the number of communication CTAs is chosen by."""
-    allowed = f"{config.operation.name} alone has no best count to find; type counts to sweep"
-    require(isinstance(kernel, FusedKernel), "kernel.num_comm_ctas", "auto", allowed)
-    assert kernel.copy is not None, "null is refused on a GPU"
-    hardware = config.hardware
-    needed = [f"{kernel.copy.name}_cta_gbps", "beside_gemm_share", "hbm_gbps", "reached_tflops"]
-    if config.launch.fabric is Fabric.nvshmem:
-        needed.append("reached_link_gbps")
-    missing = [f"hardware.{key}" for key in needed if getattr(hardware, key) is None]
-    allowed = (
-        f"it is chosen by {', '.join(missing)}, which hardware={hardware.name} does not tell; "
-        "type them and their sources, or counts to sweep"
-    )
-    require(not missing, "kernel.num_comm_ctas", "auto", allowed)
-
-
-def _check_planned(order: Order, num_experts: int) -> None:
-    """What the kernel that makes the Plan knows."""
-    allowed = "the plan kernel has no such order; type kernel.planner=numpy"
-    require(order.name in PLANNED_ORDERS, "kernel.order", order.name, allowed)
-    allowed = (
-        f"the plan kernel counts at most {MAX_PLANNED_EXPERTS} experts; lower it, or type "
-        "kernel.planner=numpy"
-    )
-    require(num_experts <= MAX_PLANNED_EXPERTS, "workload.num_experts", num_experts, allowed)
-
-
-def _check_fused(kernel: FusedKernel) -> None:
-    """What a CTA that may take either role holds, and who plans for it."""
-    warps = kernel.num_comm_warps
-    allowed = f"CTAs of a fused launch have {FUSED_WARPS} warps; use at most {FUSED_WARPS}"
-    require(warps is None or warps <= FUSED_WARPS, "kernel.num_comm_warps", warps, allowed)
-    allowed = "the tiles of the GEMM are planned by NumPy; leave the key out"
-    require(kernel.planner is Planner.numpy, "kernel.planner", kernel.planner, allowed)
-    if isinstance(kernel, GemmCombineKernel):
-        allowed = "rows go home as the GEMM stores them; leave the key out"
-        require(kernel.order is Order.edf, "kernel.order", kernel.order, allowed)
-
-
-def _check_residency(config: Config, kernel: CommunicationKernel) -> None:
-    """CTAs of all ranks on a GPU run at once; the code's registers may allow fewer."""
-    ctas, warps, num_sms = kernel.num_comm_ctas, kernel.num_comm_warps, config.hardware.num_sms
-    if not isinstance(ctas, int) or warps is None or num_sms is None:
-        return
-    shared = config.launch.fabric is Fabric.loopback
-    num_ranks = config.launch.num_ranks if shared else 1
-    ranks = f" shared by {num_ranks} ranks" if num_ranks > 1 else ""
-    if isinstance(kernel, FusedKernel):  # whose CTAs have an SM each
-        most = num_sms // num_ranks - 1
-        allowed = f"{num_sms} SMs{ranks} hold a CTA each, one the GEMM's; use at most {most}"
-    else:
-        most = num_sms * (WARPS_OF_SM // warps) // num_ranks
-        allowed = (
-            f"{num_sms} SMs{ranks} hold {most} CTAs of {warps} warps a rank; use at most {most}, "
-            "or fewer kernel.num_comm_warps"
-        )
-    require(ctas <= most, "kernel.num_comm_ctas", ctas, allowed)
-
-
-def _check_bulk(config: Config, kernel: CommunicationKernel) -> None:
-    """What rings of bulk copies take of an SM, and what their warps can remember."""
-    batch, stages, warps = kernel.flag_batch, kernel.num_stages, kernel.num_comm_warps
-    room = kernel.stage_bytes
-    if batch is None or stages is None or warps is None or room is None:
-        return
-    allowed = f"warps with kernel.num_stages={stages} remember {{0}} rows; use at most {{0}}"
-    most = max_flag_batch(stages)
-    require(batch <= most, "kernel.flag_batch", batch, allowed.format(most))
-    stage_bytes = piece_bytes(config.workload.hidden * _ELEM_BYTES[config.workload.dtype], room)
-    needed = warps * stages * stage_bytes
-    allowed = (
-        f"{warps} warps x that many stages of {stage_bytes} bytes need {needed} bytes of shared "
-        f"memory, and an SM has {SHARED_BYTES}; lower it, kernel.stage_bytes or "
-        "kernel.num_comm_warps"
-    )
-    require(needed <= SHARED_BYTES, "kernel.num_stages", stages, allowed)
 
 
 def _check_pace(config: Config) -> None:

@@ -83,9 +83,9 @@ from tilepipe.kernels.semaphore import (
     release_bulk_fence,
     release_fence,
     set_relaxed,
-    wait_at_least,
+    wait_telling,
 )
-from tilepipe.kernels.stamps import Event, is_late, lap
+from tilepipe.kernels.stamps import Event, lap
 from tilepipe.kernels.watchdog import abort_word, give_up
 
 __all__ = [
@@ -242,21 +242,22 @@ def _hand_out(place: cutlass.Constexpr, shared: cutlass.Constexpr, num_clusters:
 def _wait_for_rows(
     place: cutlass.Constexpr, first_row: Int32, valid: Int32, expert: Int32, m_tile: Int32
 ):
-    """Return once the rows of a tile are here, or the launch is given up; see `is_late` for what.
+    """Return once the rows of a tile are here, or the launch is given up; and 1 where this lane's
+    first look did not find all.
 
     Every lane waits and fences for itself: which one issues the loads is the hardware's choice.
     """
     table, rank, plan = place.table, place.rank, place.plan
     abort = element(address(table, rank, Slot.abort), Int32(0), Int32)
     words = buffer(address(table, rank, Slot.words), Int32)
-    epoch = words[int(Word.epoch)]
+    epoch, late = words[int(Word.epoch)], Int32(0)
     if cutlass.const_expr(plan.problem.wait is Granularity.token):
         flags = address(table, rank, Slot.row_flag)
-        late = is_late(place.tape, element(flags, first_row, Int32), epoch, Scope.sys)
         # Rows come from peers or this GPU, by bulk copies or stores: scope sys, read by TMA.
         for row in cutlass.range(first_row + place.lane, first_row + valid, LANES, unroll=1):
             flag = element(flags, row, Int32)
-            came = wait_at_least(flag, epoch, abort, place.limit_ns, Scope.sys, True)
+            came, waited = wait_telling(flag, epoch, abort, place.limit_ns, Scope.sys, True)
+            late = late | Int32(waited)
             if not came:
                 seen = load_relaxed(flag, Int32, Scope.sys)
                 give_up(
@@ -270,9 +271,9 @@ def _wait_for_rows(
         counter = expert if by_expert else m_tile
         expected = buffer(address(table, rank, Slot.ready_expected), Int32)[counter]
         ready = element(address(table, rank, Slot.ready), counter, Int32)
-        late = is_late(place.tape, ready, expected, Scope.sys)
         # Rows come from peers or this GPU, by bulk copies or stores: scope sys, read by TMA.
-        came = wait_at_least(ready, expected, abort, place.limit_ns, Scope.sys, True)
+        came, waited = wait_telling(ready, expected, abort, place.limit_ns, Scope.sys, True)
+        late = Int32(waited)
         if not came and place.lane == 0:
             seen = load_relaxed(ready, Int32, Scope.sys)
             give_up(
@@ -540,10 +541,7 @@ def _multiply(
                     if cutlass.const_expr(i + 1 < plan.blocks_per_group):
                         here = here and own_rows <= (i + 1) * apart
                     if here:
-                        _multiply_tile(
-                            *(place, shared, sums, (frag_a, frag_b)),
-                            *(i + 1, stage, phase),
-                        )
+                        _multiply_tile(place, shared, sums, (frag_a, frag_b), i + 1, stage, phase)
                 if own_rows <= 0:
                     _pass_tile(place, shared, stage, phase)
                 if cutlass.const_expr(plan.is_ping_pong):
@@ -554,8 +552,7 @@ def _multiply(
                 )
                 if valid > 0:
                     lap(place.tape, Event.tile, m_tile, n_tile, valid)
-                if cutlass.const_expr(plan.problem.publish and plan.clip is None):
-                    if valid > 0:
+                    if cutlass.const_expr(plan.problem.publish and plan.clip is None):
                         # An aligned barrier counts whole warps, and lanes part where rows end.
                         cute.arch.sync_warp()
                         arrive_named(int(Named.written) + plan.told_at(group, count))

@@ -34,10 +34,10 @@ from tilepipe.kernels.semaphore import (
     load_relaxed,
     release_bulk_fence,
     release_fence,
-    wait_at_least,
+    wait_telling,
 )
 from tilepipe.kernels.simt import copy_row
-from tilepipe.kernels.stamps import Event, is_late, lap
+from tilepipe.kernels.stamps import Event, lap, moment
 from tilepipe.kernels.watchdog import abort_word, give_up
 from tilepipe.schedule.packed import SLOT_BITS, TOKEN_BITS
 
@@ -77,11 +77,14 @@ def push_stored(
         first, valid = tiles[2 * tile] + begin, tiles[2 * tile + 1] - begin
         count = cutlass.min(valid, plan.group_rows)
         if count > 0:
-            lap(tape, Event.look)
+            asked = moment(tape)
             came, late = _wait_stored(
-                *(plan, table, rank, lane, chunk, first_wait, num_wait, limit_ns, tape)
+                *(plan, table, rank, lane, chunk, first_wait, num_wait, limit_ns)
             )
-            lap(tape, Event.wait, place, late)
+            if cutlass.const_expr(tape is not None):
+                if late:
+                    lap(tape, Event.look, at=asked)
+                    lap(tape, Event.wait, place, 1)
             alive = cute.arch.vote_all_sync(came)
             if alive:
                 _push_group(
@@ -103,10 +106,9 @@ def _wait_stored(
     first: Int32,
     num_tiles: Int32,
     limit_ns: Int64,
-    tape: cutlass.Constexpr,
-) -> tuple[Boolean, Int32]:
-    """Wait until tiles are stored, in one chunk or in all, counters dealt to lanes; and whether the
-    first lane had to, where somebody stamps.
+) -> tuple[Boolean, Boolean]:
+    """Wait until tiles are stored, in one chunk or in all, counters dealt to lanes; and whether a
+    first look of this lane did not find them so.
 
     Stored on this GPU by TMA or plain stores of other CTAs: scope gpu. Each lane acquires what it
     has seen; the barrier and another fence order that before what any lane reads or copies.
@@ -118,7 +120,7 @@ def _wait_stored(
     one_chunk = plan.num_pieces > 1
     per_tile = 1 if one_chunk else gemm.num_chunks
     by_bulk = plan.constants.copy is Copy.tma
-    came, late = Boolean(True), Int32(0)
+    came, late = Boolean(True), Boolean(False)
     for i in cutlass.range(lane, num_tiles * per_tile, LANES, unroll=1):
         tile = first + i // per_tile
         part = chunk if one_chunk else i % per_tile
@@ -126,8 +128,8 @@ def _wait_stored(
         width = ends - (part * gemm.num_n_tiles + gemm.num_chunks - 1) // gemm.num_chunks
         expected = tiles[2 * tile + 1] * width
         counter = element(stored, tile * gemm.num_chunks + part, Int32)
-        late = late | is_late(tape, counter, expected, Scope.gpu)
-        here = wait_at_least(counter, expected, abort, limit_ns, Scope.gpu, by_bulk)
+        here, waited = wait_telling(counter, expected, abort, limit_ns, Scope.gpu, by_bulk)
+        late = late or waited
         if not here:
             epoch = buffer(address(table, rank, Slot.words), Int32)[int(Word.epoch)]
             give_up(
