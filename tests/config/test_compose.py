@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from tilepipe.config import detect
 from tilepipe.config.checks import check_config
-from tilepipe.config.choices import Copy, Fabric, Granularity, Operation, Order
+from tilepipe.config.choices import Copy, Fabric, Granularity, Operation, Order, Push, Walk
 from tilepipe.config.limits import piece_bytes
 from tilepipe.config.register import CONF_DIR
 from tilepipe.config.schemas import FusedKernel, config_from_dict
@@ -141,6 +141,25 @@ def test_dispatch_granularity_sweeps_batches_of_flags_where_there_are_any(axes):
         "kernel.granularity": ["tile", "token", "expert"],
         "kernel.flag_batch": ["null"],
     }
+
+
+DEFAULT_WAYS = {
+    "hardware=h200_x1 kernel=gemm_combine": (Push.epilogue, Walk.chunk, 8),
+    "hardware=h200_x1 kernel=gemm_combine kernel.granularity=token": (Push.ctas, Walk.expert, 8),
+    "hardware=h200_x1 kernel=gemm_combine kernel.granularity=expert": (Push.ctas, Walk.expert, 8),
+    "hardware=h200_x8 kernel=moe_layer": (Push.epilogue, Walk.chunk, 12),
+    "hardware=h200_x8 kernel=moe_layer kernel.granularity=token": (Push.ctas, Walk.expert, 12),
+    "hardware=cpu kernel=gemm_combine": (None, None, None),
+    "hardware=cpu kernel=moe_layer kernel.granularity=expert": (None, None, None),
+}
+
+
+@pytest.mark.parametrize("words", DEFAULT_WAYS)
+def test_rows_go_home_by_default_in_the_fastest_way_that_a_granularity_has(container, words):
+    kernel = config_from_dict(container(*words.split())).kernel
+
+    assert (kernel.push, kernel.walk, kernel.num_comm_ctas) == DEFAULT_WAYS[words]
+    assert kernel.num_chunks is None
 
 
 @pytest.mark.parametrize("experiment", ["decode", "combine_decode"])

@@ -23,7 +23,7 @@ from tilepipe.kernels.overlap.home import (
 from tilepipe.kernels.reduction import columns_of, num_units_of, unit_at
 from tilepipe.schedule.completion import plan_completion
 from tilepipe.schedule.layout import make_layout
-from tilepipe.schedule.settings import PlanSettings
+from tilepipe.schedule.settings import PlanSettings, home_chunks_of
 
 PROBLEM = GemmProblem(
     n=7168,
@@ -66,6 +66,38 @@ def test_pieces_are_chunks_or_whole_rows_and_groups_fit_a_ring(copy):
         assert plan.num_groups * plan.group_rows >= plan.gemm.tile_m
         if copy is Copy.tma:
             assert plan.group_rows * plan.piece_bytes <= RING_BYTES
+
+
+@given(
+    hidden=st.integers(1, 2048).map(lambda count: 8 * count),
+    copy=st.sampled_from(Copy),
+    layout=st.sampled_from(Layout),
+    by_rank=st.booleans(),
+    num_ranks=st.sampled_from([1, 2, 8]),
+)
+def test_what_is_sent_by_default_is_never_refused(hidden, copy, layout, by_rank, num_ranks):
+    num_chunks = home_chunks_of(2 * hidden, 512, push=Push.epilogue)
+    problem = replace(PROBLEM, n=hidden, layout=layout, num_chunks=num_chunks, sends=True)
+    gemm = plan_gemm(
+        problem,
+        GemmTuning(walk=Walk.chunk),
+        num_gemm_ctas=1,
+        num_sms=132,
+        smem_bytes=home_gemm_bytes(num_ranks),
+    )
+    constants = replace(
+        CONSTANTS,
+        num_ranks=num_ranks,
+        row_bytes=2 * hidden,
+        num_chunks=num_chunks,
+        num_parts=num_chunks,
+        copy=copy,
+        by_rank=by_rank,
+    )
+
+    plan = plan_home_launch(gemm, constants, roles=Roles.switch, table_slots=NUM_SLOTS)
+
+    assert (plan.push, plan.num_pieces, plan.share) == (Push.epilogue, num_chunks, 1)
 
 
 @pytest.mark.parametrize("num_ranks", range(1, 9))

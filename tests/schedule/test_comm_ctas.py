@@ -48,6 +48,24 @@ def works(draw):
     )
 
 
+@given(work=works(), rates=RATES, roles=st.sampled_from(Roles), parts=st.integers(1, 8))
+def test_a_gemm_that_sends_is_modelled_by_what_is_left_to_reduce(work, rates, roles, parts):
+    late = work.reduced_bytes // parts
+    sent = replace(work, early_bytes=work.reduced_bytes - late)
+
+    def time_ns(count, of):
+        return modelled_ns(Operation.gemm_combine, roles, count, work=of, rates=rates)
+
+    for count in range(1, rates.num_sms):
+        # Nobody moves rows, and the last part is reduced by whoever is there.
+        slowest = time_ns(count, replace(sent, early_bytes=0))
+        everyone = rates.num_sms if roles is Roles.switch else count
+        gbps = min(everyone * rates.cta_gbps, rates.memory_gbps)
+        assert slowest - time_ns(count, sent) <= sent.early_bytes / gbps * (1 + 1e-9)
+        assert time_ns(count, sent) >= late / gbps * (1 - 1e-9)
+        assert time_ns(count, sent) <= time_ns(count, work) * (1 + 1e-9)
+
+
 def chosen(operation, roles, work, rates, **given_):
     return best_num_comm_ctas(operation, roles, work=work, rates=rates, **given_)
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tilepipe.schedule.settings import MIN_CHUNK_BYTES, PlanSettings, num_chunks_of
+from tilepipe.config.choices import Push
+from tilepipe.schedule.settings import MIN_CHUNK_BYTES, PlanSettings, home_chunks_of, num_chunks_of
 
 
 def chunk_bytes(row_bytes, tile_bytes, num_chunks):
@@ -49,6 +50,39 @@ def test_a_row_is_cut_as_often_as_every_chunk_stays_large_enough(hidden, tile_n)
     for more in range(num_chunks + 1, -(-row_bytes // tile_bytes) + 1):
         if more * MIN_CHUNK_BYTES <= row_bytes:
             assert min(chunk_bytes(row_bytes, tile_bytes, more)) < MIN_CHUNK_BYTES
+
+
+@pytest.mark.parametrize(
+    ("hidden", "tile_n", "num_chunks"),
+    [
+        (7168, 256, 4),
+        (8192, 256, 4),  # 4 KiB each; eight would be too small, five no parts of 32 tiles
+        (6144, 256, 3),
+        (4096, 256, 2),
+        (12_544, 256, 1),  # 49 tiles
+        (7160, 256, 1),  # the last tile is narrower
+        (2880, 256, 1),
+    ],
+)
+def test_sent_rows_have_equal_chunks(hidden, tile_n, num_chunks):
+    assert home_chunks_of(hidden * 2, tile_n * 2, push=Push.epilogue) == num_chunks
+
+
+@given(hidden=st.integers(1, 4000), tile_n=st.integers(1, 64))
+def test_sent_chunks_are_whole_tiles_of_one_size_and_not_too_small(hidden, tile_n):
+    row_bytes, tile_bytes = hidden * 16, tile_n * 32
+
+    num_chunks = home_chunks_of(row_bytes, tile_bytes, push=Push.epilogue)
+
+    assert 1 <= num_chunks <= 4
+    if num_chunks > 1:
+        sizes = chunk_bytes(row_bytes, tile_bytes, num_chunks)
+        assert len(set(sizes)) == 1
+        assert min(sizes) >= MIN_CHUNK_BYTES
+    for push in (Push.ctas, None):
+        assert home_chunks_of(row_bytes, tile_bytes, push=push) == num_chunks_of(
+            row_bytes, tile_bytes
+        )
 
 
 def test_rows_go_home_by_the_settings_of_the_second_gemm_where_there_are_two():
