@@ -196,7 +196,10 @@ class Bench:
         )
         try:
             if self.homeward:
-                fused = fused_home_launch(group, self.layer, self.rows, roles=Roles.switch)
+                push = self.session.config.kernel.push
+                fused = fused_home_launch(
+                    *(group, self.layer, self.rows), roles=Roles.switch, push=push
+                )
                 num_gemm_ctas = ctas_beside(group, self.layer)
             else:
                 fused = fused_launch(

@@ -97,7 +97,8 @@ class HomeBench:
     """One layer in memory, for launches with any split of the chip."""
 
     def __init__(self, stack: ExitStack, *overrides: str) -> None:
-        config = config_of("gemm_combine", *overrides)
+        # The way home on which CTAs push.
+        config = config_of("gemm_combine", "kernel.push=ctas", "kernel.walk=expert", *overrides)
         hidden = config.workload.hidden
         self.session = stack.enter_context(
             opened_session(config, Memory(home_hidden=hidden, spare=True))

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 _DISPATCH = "kernel=dispatch_gemm kernel.num_comm_ctas=12"
-_COMBINE = "kernel=gemm_combine kernel.num_comm_ctas=24"
+_COMBINE = "kernel=gemm_combine kernel.num_comm_ctas=24 kernel.push=ctas kernel.walk=expert"
 JOBS = {
     "dispatch_switch": f"{_DISPATCH} kernel.roles=switch",
     "dispatch_fixed": f"{_DISPATCH} kernel.roles=fixed",
@@ -35,6 +35,7 @@ JOBS = {
     "combine_fixed": f"{_COMBINE} kernel.roles=fixed",
     "combine_tma": f"{_COMBINE} kernel.roles=switch kernel.copy=tma",
     "combine_token": f"{_COMBINE} kernel.roles=switch kernel.granularity=token",
+    "combine_sent": "kernel=gemm_combine",
     "combine_8_ranks": "kernel=gemm_combine kernel.num_comm_ctas=4 workload=deepseek_v3 "
     "workload.num_tokens=512 launch.num_ranks=8",
 }
