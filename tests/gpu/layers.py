@@ -9,7 +9,16 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from tests.gpu.overlaps import KNOBS
-from tilepipe.config.choices import Copy, Granularity, HomeGranularity, Layout, Order, Roles
+from tilepipe.config.choices import (
+    Copy,
+    Granularity,
+    HomeGranularity,
+    Layout,
+    Order,
+    Push,
+    Roles,
+    Walk,
+)
 from tilepipe.experiments.cuda.layer import expert_weights
 from tilepipe.experiments.cuda.layer_oracle import LayerOracle
 from tilepipe.experiments.cuda.oracle import poison
@@ -43,6 +52,8 @@ class ChosenLayer:
     hidden: int = 512
     intermediate: int = 256
     num_chunks: int = 1  # of a row on its way home
+    push: Push = Push.ctas
+    walk: Walk = Walk.expert  # of the second GEMM
     copy: Copy = Copy.tma
     num_ctas: int = 4
     granularity: Granularity = Granularity.tile
@@ -74,6 +85,7 @@ class LayerCase:
                 num_n_tiles=num_first,
                 num_chunks=num_first,
                 second_gemm=(-(-chosen.hidden // tile_n), chosen.num_chunks),
+                walk=chosen.walk,
                 layout=chosen.layout,
                 granularity=chosen.granularity,
                 home_granularity=chosen.home_granularity,
@@ -119,7 +131,7 @@ class LayerCase:
                 opens=together,
                 gates=together,
             ),
-            fused_home_launch(group, self.second, self.h, roles=chosen.roles),
+            fused_home_launch(*(group, self.second, self.h), roles=chosen.roles, push=chosen.push),
         ]
         self.unfused = [
             group.dispatch,

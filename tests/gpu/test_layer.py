@@ -17,8 +17,10 @@ from tilepipe.config.choices import (  # noqa: E402
     HomeGranularity,
     Layout,
     Order,
+    Push,
     Roles,
     StoreMode,
+    Walk,
 )
 from tilepipe.experiments.cuda.oracle import poison  # noqa: E402
 from tilepipe.fabric.table import Slot, Word  # noqa: E402
@@ -27,6 +29,8 @@ from tilepipe.kernels.gemm.plan import GemmTuning  # noqa: E402
 from tilepipe.kernels.swiglu import bind_swiglu  # noqa: E402
 from tilepipe.measure.gate import BF16_POISON  # noqa: E402
 
+# Sent by the epilogue of the second GEMM, chunk after chunk of all experts.
+SENT = {"push": Push.epilogue, "walk": Walk.chunk, "num_chunks": 2}
 ALONE = [
     {},
     {"num_ranks": 2},
@@ -37,6 +41,10 @@ ALONE = [
     {"granularity": Granularity.expert, "num_ranks": 4},
     {"home_granularity": HomeGranularity.rank, "num_ranks": 2},
     {"num_chunks": 2, "num_ranks": 2},
+    SENT,
+    {**SENT, "num_ranks": 4, "layout": Layout.packed},
+    {**SENT, "num_ranks": 8, "copy": Copy.simt, "roles": Roles.fixed},
+    {"push": Push.epilogue, "hidden": 712},
     {"order": Order.random, "num_ranks": 4},
     {"layout": Layout.packed, "num_ranks": 2},
     {"tuning": GemmTuning(cluster_m=2)},
@@ -82,7 +90,12 @@ def test_every_token_is_right_and_has_the_bits_of_the_unfused_layer(case):
 
 @pytest.mark.parametrize(
     "case",
-    [{"num_ranks": 2}, {"num_ranks": 8, "copy": Copy.simt}, {"granularity": Granularity.token}],
+    [
+        {"num_ranks": 2},
+        {"num_ranks": 8, "copy": Copy.simt},
+        {"granularity": Granularity.token},
+        {**SENT, "num_ranks": 4},
+    ],
     ids=name_of,
 )
 def test_a_hundred_layers_of_changing_routing_stay_right(case):
