@@ -14,7 +14,7 @@ import csv
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,13 +26,14 @@ import torch
 from benchmarks.beside_limit import config_of
 from benchmarks.neighbours import over_line
 from tilepipe.config.choices import Operation, Roles
-from tilepipe.experiments.cuda.layer import layer_of
+from tilepipe.experiments.cuda.layer import layers_of
 from tilepipe.experiments.cuda.oracle import poison
 from tilepipe.experiments.cuda.payload import fill_rows
 from tilepipe.experiments.cuda.session import opened_session
 from tilepipe.experiments.setting import Memory
 from tilepipe.fabric.table import Slot
 from tilepipe.kernels.group import DeviceGroup
+from tilepipe.kernels.kept import codes_kept, default_folder
 from tilepipe.kernels.overlap.group import ctas_alone, ctas_beside, fused_launch, upload_layer
 from tilepipe.kernels.overlap.home_group import fused_home_launch, upload_home
 from tilepipe.measure.contenders import run_interleaved
@@ -56,13 +57,16 @@ def main() -> int:
     parser.add_argument("--job", choices=JOBS, action="append")
     parser.add_argument("--total-s", type=float, default=150.0)
     parser.add_argument("--iters", type=int, default=12)
+    parser.add_argument("--ctas", type=counts_of, default=CTAS, help="counts, such as 2,4,8")
     parser.add_argument("--inside", action="store_true", help="run one job in this process")
     chosen = parser.parse_args()
     if chosen.inside:
         (job,) = chosen.job
-        write(chosen.out, run_job(job, chosen.iters))
+        with codes_kept(default_folder()):
+            write(chosen.out, run_job(job, chosen.iters, chosen.ctas))
         return 0
     begin, failed = time.monotonic(), False
+    asked = ",".join(str(count) for count in chosen.ctas)
     for job in chosen.job or JOBS:
         left = chosen.total_s - (time.monotonic() - begin)
         part = chosen.out.with_suffix(f".{job}.csv")
@@ -72,7 +76,7 @@ def main() -> int:
             with part.with_suffix(".stderr").open("w", encoding="utf-8") as errors:
                 try:
                     code = subprocess.run(
-                        [*words, "--iters", str(chosen.iters)],
+                        [*words, "--iters", str(chosen.iters), "--ctas", asked],
                         stderr=errors,
                         check=False,
                         timeout=left,
@@ -100,12 +104,16 @@ def write(path: Path, lines: list[list[str]]) -> None:
         writer.writerows(lines)
 
 
-def run_job(job: str, num_iters: int) -> list[list[str]]:
+def counts_of(typed: str) -> tuple[int, ...]:
+    return tuple(sorted({int(count) for count in typed.split(",")}))
+
+
+def run_job(job: str, num_iters: int, ctas: Iterable[int]) -> list[list[str]]:
     """Compare and time every count of a job; lines of the table."""
     name, ranks, cluster = job.split("-")
     with ExitStack() as stack:
         bench = Bench(stack, Operation[name], num_ranks=int(ranks), cluster_m=int(cluster))
-        counts = [count for count in CTAS if count <= bench.num_sms]
+        counts = [count for count in ctas if count <= bench.num_sms]
         verdicts = {count: bench.prepare(count) for count in counts}
         timed = {str(count): count for count, verdict in verdicts.items() if verdict == "ok"}
         samples = run_interleaved(
@@ -161,7 +169,7 @@ class Bench:
         group, device = self.session.group, self.session.device
         if self.homeward:
             self.session.exchange_homes()
-        layer = layer_of(self.session)
+        (layer,) = layers_of(self.session)
         self.layer = replace(layer, tuning=replace(layer.tuning, cluster_m=cluster_m))
         self.num_sms = layer.num_sms // num_ranks
         rows = len(group.tensor(0, Slot.y if self.homeward else Slot.recv_x))

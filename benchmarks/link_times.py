@@ -86,7 +86,9 @@ _DEPTHS = {
 }
 BLOCKS = (
     Block(pattern="uniform", num_tokens=4096, knobs=_MANY, others=True),
-    Block(pattern="uniform", num_tokens=16_384, knobs=_FEW, others=True),
+    Block(pattern="uniform", num_tokens=16_384, knobs=_MANY, others=True),
+    Block(pattern="uniform", num_tokens=16_384, knobs=_MANY, work="push"),
+    Block(pattern="uniform", num_tokens=4096, knobs=_MANY, work="push"),
     Block(pattern="pairs", num_tokens=4096, knobs=_FEW, others=True),
     *(Block(pattern="uniform", num_tokens=4096, knobs=_FEW, phases=count) for count in (1, 16)),
     Block(pattern="remote", num_tokens=4096, knobs=_FEW),
@@ -96,8 +98,6 @@ BLOCKS = (
         Block(pattern="uniform", num_tokens=4096, knobs=_FEW, order=order)
         for order in (Order.token, Order.random, Order.edf_list)
     ),
-    Block(pattern="uniform", num_tokens=4096, knobs=_MANY, work="push"),
-    Block(pattern="uniform", num_tokens=16_384, knobs=_FEW, work="push"),
     Block(pattern="uniform", num_tokens=2048, knobs=_FEW, others=True),
     Block(pattern="uniform", num_tokens=8192, knobs=_FEW, others=True),
 )
@@ -174,6 +174,7 @@ class Links:
                 device=self.session.device,
             )
         )
+        self._of_peers: dict[int, torch.Tensor] = {}
         self._sides = [torch.cuda.Stream() for _ in range(self.num_ranks - 1)]
 
     def __enter__(self) -> "Links":
@@ -232,10 +233,11 @@ class Links:
         exchange = block.work == "dispatch"
         bodies: dict[str, list[tuple[str, Callable[[], None]]]] = {}
         opening = partial(group.open, exchange=exchange)
+        oracle = DeviceOracle(routing, rank=self.rank, device=group.device)
         for name, knobs in block.knobs.items():
             launcher = self._launcher(group, knobs)
             launcher.prepare("dispatch", block.work)
-            self._check(group, launcher, routing)
+            self._check(group, launcher, oracle)
             bodies[name] = [("plan", opening), ("stage", partial(launcher.launch, block.work))]
         if block.others:
             size = int((routing.topk_idx[self.rank] >= 0).sum()), self.config.workload.hidden
@@ -258,14 +260,13 @@ class Links:
             limit_ns=int(WATCHDOG_S * 1e9),
         )
 
-    def _check(self, group: DeviceGroup, launcher: Launcher, routing: Routing) -> None:
+    def _check(self, group: DeviceGroup, launcher: Launcher, oracle: DeviceOracle) -> None:
         """Rows of one launch, bit for bit."""
         poison(group.tensor(self.rank, Slot.recv_x))
         group.heap.barrier()
         group.open(exchange=True)
         launcher.launch("dispatch")
         group.synchronize()
-        oracle = DeviceOracle(routing, rank=self.rank, device=group.device)
         verdict = oracle.check_dispatched(
             *(1, group.tensor(self.rank, Slot.recv_x), group.plans[self.rank].layout),
             contender="dispatch",
@@ -275,14 +276,12 @@ class Links:
 
     def _copy(self, peers: list[int], rows: torch.Tensor, share: int) -> None:
         """As many bytes to each peer, by copy engines, a stream each."""
-        heap: Any = self.session.group.heap
         begun = torch.cuda.Event()
         begun.record()
         size = share * rows.shape[1] * rows.element_size()
         for side, peer in zip(self._sides, peers, strict=False):
-            # The whole of the peer's memory, out of the view that is kept of it; rows there are
-            # written anew before anybody looks at them.
-            theirs = heap._abort_words[peer]._base[: self.num_ranks * size]
+            # Rows that lie there are written anew before anybody looks at them.
+            theirs = self._peer_memory(peer)[: self.num_ranks * size]
             place = self.rank * size
             side.wait_event(begun)
             with torch.cuda.stream(side):
@@ -290,6 +289,14 @@ class Links:
                     rows[:share].view(torch.uint8).flatten(), non_blocking=True
                 )
             torch.cuda.current_stream().wait_stream(side)
+
+    def _peer_memory(self, peer: int) -> torch.Tensor:  # uint8
+        """All that a peer has in symmetric memory, as this process may store there."""
+        heap: Any = self.session.group.heap
+        if peer not in self._of_peers:
+            theirs = heap._library.get_peer_tensor(heap._memory, peer)
+            self._of_peers[peer] = theirs.view(torch.uint8).flatten()
+        return self._of_peers[peer]
 
     def _time(self, parts: list[Any], number: int) -> dict[str, tuple[int, int]]:
         windows = self.session.timer.measure(parts)

@@ -3,6 +3,10 @@
 import os
 import subprocess
 
+# Before NumPy is loaded: ranks of a test share the cores, and threads of their products would spin
+# for each other, tens of times as long as the products take.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import pytest
 
 # As the launcher has it for ranks. It counts only before numpy is loaded, which is here: ranks that

@@ -11,10 +11,10 @@ import pytest
 
 from tests.results.chrome_trace import read
 from tests.results.older import make_older
-from tests.results.spans import sms, two_ranks
+from tests.results.spans import lane, sms, two_ranks
 from tests.test_validate import edit, made_up, store
 from tilepipe import timeline
-from tilepipe.records import Status
+from tilepipe.records import BreakdownTerm, Interval, SpanRole, Status
 from tilepipe.results.schema import SCHEMA_VERSION
 from tilepipe.timeline import main
 from tilepipe.timeline_figure import timeline_figure
@@ -112,6 +112,54 @@ def test_an_experiment_folder_with_one_point_will_do(folder, capsys):
     assert (folder / "timeline.json").is_file()
 
 
+def on_a_gpu(root):
+    """A recorded point of one GPU: an SM whose warps work apart and one that sends."""
+    spans = [
+        *lane("7.0", SpanRole.compute, ("wait", 0, 30, {"m_tile": 0, "lateness_ns": 30_000})),
+        *lane("7.4", SpanRole.compute, ("tile", 40, 100, {"m_tile": 0, "n_tile": 0})),
+        *lane("9", SpanRole.communication, ("send", 0, 25, {"m_tile": 0, "peer": 0})),
+    ]
+    outcome = recorded(spans={0: spans, 1: spans})
+    late = Interval(value=11, low=10, high=12)
+    terms = (*outcome.terms[:-1], BreakdownTerm(term="late", interval=late, stamped_ns=13))
+    build = {**outcome.point.build, "gpus": ["NVIDIA H200"]}
+    point = replace(outcome.point, executor="cuda", build=build)
+    return store(root, replace(outcome, point=point, terms=terms))
+
+
+def test_a_launch_on_a_gpu_is_shown_by_sm_with_what_roles_did_and_what_stamps_say(tmp_path, capsys):
+    folder = on_a_gpu(tmp_path)
+
+    code, out, err = run(capsys, folder)
+
+    assert (code, err) == (0, [])
+    assert out[2:] == [
+        *(
+            f"rank {rank}, 1 SMs, {told}"
+            for rank in range(2)
+            for told in (
+                "communication: idle 75.0 %, send 25.0 %",
+                "compute: tile 60.0 %, wait 30.0 %, idle 10.0 %",
+            )
+        ),
+        "late: 0.0 us by stamps, 0.0 us [0.0, 0.0] by the breakdown: they differ by more than "
+        "0.0 us",
+    ]
+    trace = read((folder / "timeline.json").read_bytes())
+    assert [s.name for s in trace.slices[1, 1]] == ["wait m 0", "tile m 0 n 0"]
+    assert validate(folder).faults == []
+
+
+def test_warps_of_an_sm_may_be_typed(tmp_path, capsys):
+    folder = on_a_gpu(tmp_path)
+
+    run(capsys, folder, "lanes=warps")
+
+    trace = read((folder / "timeline.json").read_bytes())
+    slices = [[s.name for s in trace.slices[1, thread]] for thread in (1, 2, 3)]
+    assert slices == [["wait m 0"], ["tile m 0 n 0"], ["send to 0 m 0"]]
+
+
 def test_one_rank_and_a_window_may_be_typed(folder, capsys):
     run(capsys, folder, "rank=1", "window_us=44,50")
 
@@ -151,8 +199,8 @@ def failed(root):
 
 def of_a_gpu(root):
     outcome = made_up()
-    point = replace(outcome.point, executor="cuda")
-    return store(root, replace(outcome, point=point))
+    point = replace(outcome.point, executor="cuda", operation="dispatch")
+    return store(root, replace(outcome, point=point, terms=()))
 
 
 def under_way(root):
@@ -201,7 +249,7 @@ def of_another_point(root):
             "measure.timeline=true",
         ),
         (failed, "the point ended timeout, so no launch was recorded"),
-        (of_a_gpu, "only the host executor records one, with hardware=cpu measure.timeline=true"),
+        (of_a_gpu, "on a GPU only dispatch_gemm and gemm_combine record one; type hardware=cpu"),
         (under_way, "a point under way, or cut short: run it again"),
         (cut_short, "timeline.parquet: cannot be read: "),
         (newer, f"point.json: schema_version is 99, want {SCHEMA_VERSION} or older: a newer "),
@@ -220,11 +268,12 @@ def test_what_cannot_be_shown_is_one_sentence(tmp_path, capsys, make, sentence):
 @pytest.mark.parametrize(
     ("word", "sentence", "expected"),
     [
-        ("ranks=1", "ranks=1: unknown word: type rank=N, window_us=A,B or out=DIR", 2),
+        ("ranks=1", "ranks=1: unknown word: type rank=N, window_us=A,B, lanes=warps or out=DIR", 2),
         ("window_us=5", "window_us=5: must be two numbers A,B with 0 <= A < B", 2),
         ("window_us=0,inf", "window_us=0,inf: must be two numbers A,B with 0 <= A < B", 2),
         ("window_us=5,2", "window_us=5,2: must be two numbers A,B with 0 <= A < B", 2),
         ("window_us=500,600", "window_us=500,600: the launch took 100 us; begin before that", 1),
+        ("lanes=all", "lanes=all: type sms or warps", 2),
         ("rank=2", "rank=2: must be in 0..1", 1),
         ("out=/proc/no", "/proc/no: ", 1),
     ],

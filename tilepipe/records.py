@@ -207,6 +207,7 @@ class BreakdownTerm:
 
     term: str
     interval: Interval | None
+    stamped_ns: int | None = None  # what stamps in kernels say of it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,24 +3,29 @@
 Knows nothing of how a launch is recorded; see docs/timeline.md for how to read it.
 
 POINT is a point's folder, or an experiment's that holds one point. Writes timeline.json, for
-https://ui.perfetto.dev or chrome://tracing, and timeline.svg into it, or into DIR.
+https://ui.perfetto.dev or chrome://tracing, and timeline.svg into it, or into DIR. Of a launch on
+a GPU every SM is a lane, with lanes=warps in timeline.json every warp of it; beside them stands
+what SMs of each role did, and whether stamps agree with the breakdown.
 """
 
 import argparse
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tilepipe.results.files import StoreError, write_bytes
 from tilepipe.results.recording import Recording, point_folder, read_recording
+from tilepipe.results.sms import agreement, role_times, sm_spans
 from tilepipe.results.traceevents import trace_json
 
 __all__ = ["main"]
 
 # Viewers in a browser take it; ten times as much they do not.
 _MAX_JSON_BYTES = 50_000_000
-_KEYS = ("rank", "window_us", "out")
+_KEYS = ("rank", "window_us", "out", "lanes")
+_LANES = ("sms", "warps")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,19 +36,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "words",
         metavar="KEY=VALUE",
         nargs="*",
-        help="rank=N: one rank only; window_us=A,B: from A to B only; out=DIR: write there",
+        help="rank=N: one rank only; window_us=A,B: from A to B only; out=DIR: write there; "
+        "lanes=warps: every warp of an SM in timeline.json",
     )
     typed = parser.parse_args(arguments)
     try:
         keys = _keys(typed.words)
         window_us = _window_us(keys.get("window_us"))
+        by_warp = _is_by_warp(keys.get("lanes", _LANES[0]))
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     try:
         folder = point_folder(typed.point)
         recording = read_recording(folder)
-        _show(recording, Path(keys.get("out", folder)), keys.get("rank"), window_us)
+        _show(recording, Path(keys.get("out", folder)), keys.get("rank"), window_us, by_warp)
+        for line in _told(recording):
+            print(line)
     except (StoreError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -55,9 +64,16 @@ def _keys(words: Sequence[str]) -> dict[str, str]:
     for word in words:
         key, equals, value = word.partition("=")
         if key not in _KEYS or not equals or not value:
-            raise ValueError(f"{word}: unknown word: type rank=N, window_us=A,B or out=DIR")
+            allowed = "type rank=N, window_us=A,B, lanes=warps or out=DIR"
+            raise ValueError(f"{word}: unknown word: {allowed}")
         keys[key] = value
     return keys
+
+
+def _is_by_warp(text: str) -> bool:
+    if text not in _LANES:
+        raise ValueError(f"lanes={text}: type sms or warps")
+    return text == "warps"
 
 
 def _window_us(text: str | None) -> tuple[float, float] | None:
@@ -74,7 +90,11 @@ def _window_us(text: str | None) -> tuple[float, float] | None:
 
 
 def _show(
-    recording: Recording, out: Path, rank: str | None, window_us: tuple[float, float] | None
+    recording: Recording,
+    out: Path,
+    rank: str | None,
+    window_us: tuple[float, float] | None,
+    by_warp: bool,
 ) -> None:
     """Write both files and say where they are."""
     # Here and not above: only who draws needs matplotlib.
@@ -87,7 +107,8 @@ def _show(
             f"window_us={window_us[0]:g},{window_us[1]:g}: the launch took {total_us:.0f} us; "
             "begin before that"
         )
-    trace = trace_json(recording, ranks=ranks, window_us=window_us)
+    whole = replace(recording, spans={r: sm_spans(s) for r, s in recording.spans.items()})
+    trace = trace_json(recording if by_warp else whole, ranks=ranks, window_us=window_us)
     if len(trace) > _MAX_JSON_BYTES:
         raise ValueError(
             f"timeline.json would hold {len(trace) / 1e6:.0f} MB, and viewers take "
@@ -95,7 +116,7 @@ def _show(
         )
     title = f"{recording.point.name} {recording.point.folder}"
     try:
-        figure = timeline_figure(recording, ranks=ranks, window_us=window_us)
+        figure = timeline_figure(whole, ranks=ranks, window_us=window_us)
         picture = to_svg(figure, title=title)
     except ModuleNotFoundError as error:
         picture = None
@@ -109,6 +130,32 @@ def _show(
     if picture is not None:
         write_bytes(out / "timeline.svg", picture)
         print(out / "timeline.svg")
+
+
+def _told(recording: Recording) -> list[str]:
+    """What SMs did, by what they were there for; and of a breakdown what stamps say of its term."""
+    lines = []
+    for rank, spans in recording.spans.items():
+        if recording.point.executor == "host":
+            continue
+        for role, told in role_times(spans).items():
+            length_ns = told.times.length_ns
+            most_first = sorted(told.by_kind.items(), key=lambda kind: (-kind[1], kind[0].name))
+            parts = ", ".join(
+                f"{kind.name} {100 * ns / length_ns:.1f} %" for kind, ns in most_first
+            )
+            lines.append(f"rank {rank}, {told.num_sms} SMs, {role}: {parts}")
+    stamped = [term for term in recording.terms if term.stamped_ns is not None]
+    fused_ns = sum(
+        (1 if term.term == "e2e" else -1) * term.interval.value
+        for term in recording.terms
+        if term.term in ("e2e", "plan") and term.interval is not None
+    )
+    for term in stamped:
+        if term.stamped_ns is not None and term.interval is not None:
+            found = agreement(term.term, term.stamped_ns, term.interval, fused_ns=fused_ns)
+            lines.append(str(found))
+    return lines
 
 
 def _rank(text: str, num_ranks: int) -> int:

@@ -75,6 +75,14 @@ REFUSED = [
         "kernel=gemm_combine workload.intermediate=12",
         "workload.intermediate=12: rows of 24 bytes are no multiple of 16; use a multiple of 8",
     ),
+    (
+        "kernel=moe_layer workload.intermediate=12",
+        "workload.intermediate=12: rows of 24 bytes are no multiple of 16; use a multiple of 8",
+    ),
+    (
+        "hardware=h200_x1 kernel=moe_layer kernel.planner=device",
+        "kernel.planner=device: the tiles of the GEMM are planned by NumPy; leave the key out",
+    ),
     ("launch.num_ranks=3", "workload.num_experts=8: must be a multiple of launch.num_ranks=3"),
     ("workload.num_topk=9", "workload.num_topk=9: must be at most workload.num_experts=8"),
     ("routing=all_local workload.num_topk=3", "routing=all_local finds 2 experts on a rank"),
@@ -178,6 +186,16 @@ REFUSED = [
         "hardware=h200_x1 measure.regime=chained",
         "measure.regime=chained: measure.l2=cold would flush inside the period; type "
         "measure.l2=warm too",
+    ),
+    (
+        "hardware=h200_x1 kernel=combine measure.timeline=true",
+        "measure.timeline=True: on a GPU only dispatch_gemm and gemm_combine record one; leave the "
+        "key out, or type hardware=cpu",
+    ),
+    (
+        "hardware=h200_x4 kernel=dispatch_gemm measure.timeline=true",
+        "measure.timeline=True: GPUs have a clock each; type launch.fabric=loopback, or leave the "
+        "key out",
     ),
     (
         "hardware=h200_x1 measure.l2=null",
@@ -387,6 +405,7 @@ ACCEPTED = [
     "kernel=dispatch_gemm kernel.roles=switch kernel.num_comm_warps=12",
     "launch.wrap=inline launch.num_ranks=8",  # ranks that share a GPU share a process
     "kernel=grouped_gemm",
+    "kernel=gemm_combine measure.timeline=true launch.num_ranks=8",
     "hardware=h200_x1 kernel=grouped_gemm kernel.num_gemm_ctas=132 kernel.store=direct",
 ]
 

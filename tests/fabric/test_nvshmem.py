@@ -32,7 +32,10 @@ def stand_in(monkeypatch):
 
 
 def addresses(heap):
-    return {slot: heap.tensor(rank, slot).data_ptr() for rank in heap.ranks for slot in SPECS}
+    (rank,) = heap.ranks
+    # An empty tensor has no address.
+    held = [slot for slot in SPECS if SPECS[slot].num_bytes]
+    return {slot: heap.tensor(rank, slot).data_ptr() for slot in held}
 
 
 def test_the_table_leads_to_own_buffers_and_to_those_of_peers_that_are_stored_into(stand_in):
@@ -46,7 +49,7 @@ def test_the_table_leads_to_own_buffers_and_to_those_of_peers_that_are_stored_in
     for rank, ranks, table, own in found:
         assert ranks == range(rank, rank + 1)
         assert (table.shape, table.dtype) == ((RANKS, NUM_SLOTS), torch.int64)
-        for slot in SPECS:
+        for slot in own:
             assert table[rank, slot] == own[slot]
             theirs = everybodys[1 - rank][slot] if slot in STORED_INTO else 0
             assert table[1 - rank, slot] == theirs

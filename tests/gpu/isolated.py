@@ -4,8 +4,9 @@
 
 A kernel that hangs or faults takes its CUDA context along, and with it every later test of its
 process. Here a process runs a few tests and ends with the first that fails; the rest go into
-another one. FOLDER gets `outcomes.jsonl`, a line a test as it ends, and `failures.txt`. The exit
-code is 1 where a test has failed, or found no time. Knows nothing of what is tested.
+another one. FOLDER gets `outcomes.jsonl`, a line a test as its process ends, with the seconds that
+all tests of that process took, and `failures.txt`. The exit code is 1 where a test has failed, or
+found no time. Knows nothing of what is tested.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import sys
 import time
 from collections import Counter, deque
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 _PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider")
@@ -33,6 +34,7 @@ class Ended:
     outcomes: dict[str, str]
     rest: tuple[str, ...]  # not begun
     text: str
+    process_s: float = 0.0
 
 
 def collected(tests: list[str]) -> list[str]:
@@ -69,6 +71,7 @@ def ended(ids: tuple[str, ...], text: str, why: str) -> Ended:
 def run_chunk(ids: tuple[str, ...], limit_s: float) -> Ended:
     """One process for these tests; it ends with the first failure."""
     words = [*_PYTEST, "-v", "-x", "--tb=short", "-rN", *ids]
+    begin = time.monotonic()
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
@@ -79,7 +82,7 @@ def run_chunk(ids: tuple[str, ...], limit_s: float) -> Ended:
             process.kill()
             text, _ = process.communicate()
             why = f"did not end within {limit_s:g} s"
-    return ended(ids, text, why)
+    return replace(ended(ids, text, why), process_s=time.monotonic() - begin)
 
 
 def run_all(chunks: deque[tuple[str, ...]], chosen: argparse.Namespace) -> dict[str, str]:
@@ -109,7 +112,8 @@ def run_all(chunks: deque[tuple[str, ...]], chosen: argparse.Namespace) -> dict[
 def _keep(folder: Path, result: Ended) -> None:
     with (folder / "outcomes.jsonl").open("a", encoding="utf-8") as file:
         for name, outcome in result.outcomes.items():
-            file.write(json.dumps({"test": name, "outcome": outcome}) + "\n")
+            told = {"test": name, "outcome": outcome, "process_s": round(result.process_s, 1)}
+            file.write(json.dumps(told) + "\n")
     wrong = {name: told for name, told in result.outcomes.items() if told not in _FINE}
     if wrong:
         with (folder / "failures.txt").open("a", encoding="utf-8") as file:

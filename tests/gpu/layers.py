@@ -53,6 +53,7 @@ class ChosenLayer:
     tuning: GemmTuning = field(default_factory=GemmTuning)
     pace_gbps: float | None = None
     pace_latency_ns: int = 0
+    num_sms: int | None = None  # None: all there are
     watchdog_s: float = 2.0
 
 
@@ -100,7 +101,7 @@ class LayerCase:
         chosen, group = self.chosen, self.group
         experts, device = range(chosen.num_experts), group.device
         sizes = (2 * chosen.intermediate, chosen.hidden), (chosen.hidden, chosen.intermediate)
-        num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+        num_sms = chosen.num_sms or torch.cuda.get_device_properties(device).multi_processor_count
         self.first, self.second = (
             Layer(expert_weights(experts, n, k, device), chosen.tuning, num_sms, is_second=second)
             for (n, k), second in zip(sizes, (False, True), strict=True)

@@ -3,7 +3,7 @@
 Imported only where there is a GPU. Knows nothing of timing and of configurations.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -66,7 +66,9 @@ class Chosen:
     pace_gbps: float | None = None
     pace_latency_ns: int = 0
     watchdog_s: float = 2.0
+    num_stamps: int = 0
     num_sms: int | None = None  # that both roles share; None: all of them
+    knobs: Mapping[str, int] = field(default_factory=dict)  # in place of those of KNOBS
 
 
 def layer_of(chosen: Chosen, device: torch.device) -> Layer:
@@ -112,7 +114,7 @@ class FusedCase:
                 copy=chosen.copy,
                 pace_gbps=chosen.pace_gbps,
                 pace_latency_ns=chosen.pace_latency_ns,
-                **KNOBS[chosen.copy],
+                **(KNOBS[chosen.copy] | dict(chosen.knobs)),
             ),
             watchdog_s=chosen.watchdog_s,
         )
@@ -155,6 +157,7 @@ class FusedCase:
             roles=chosen.roles,
             opens=chosen.opens,
             gates=chosen.gates,
+            num_stamps=chosen.num_stamps,
             **how,
         )
 
@@ -247,7 +250,7 @@ class HomeCase:
                 copy=chosen.copy,
                 pace_gbps=chosen.pace_gbps,
                 pace_latency_ns=chosen.pace_latency_ns,
-                **KNOBS[chosen.copy],
+                **(KNOBS[chosen.copy] | dict(chosen.knobs)),
             ),
             watchdog_s=chosen.watchdog_s,
         )
@@ -256,7 +259,9 @@ class HomeCase:
         self.a = torch.empty(
             chosen.num_ranks, rows, chosen.hidden, dtype=torch.bfloat16, device=self.group.device
         )
-        self.launch = fused_home_launch(self.group, self.layer, self.a, roles=chosen.roles)
+        self.launch = fused_home_launch(
+            *(self.group, self.layer, self.a), roles=chosen.roles, num_stamps=chosen.num_stamps
+        )
         self.multiply = gemm_home_launch(
             self.group, self.layer, self.a, num_gemm_ctas=ctas_alone(self.group, self.layer)
         )

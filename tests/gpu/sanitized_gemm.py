@@ -4,6 +4,11 @@
 
 Also with `--tool initcheck`, `racecheck` and `synccheck`. A sanitizer slows kernels down a
 hundredfold, so the waits' limit is a thousand times the usual one.
+
+Racecheck reports the records by which tiles are handed out, and nothing else. It does not see the
+order that phases of a barrier give: of `tests.gpu.handshake phases`, the smallest right program
+that hands over so, it reports the same. Run that beside as a control; what it says of hand-outs
+here is no finding. That order is modelled in tests/kernels/test_gemm_protocol.py.
 """
 
 import sys

@@ -4,6 +4,7 @@
 
 Also with `--tool initcheck`, `racecheck` and `synccheck`; names of cases choose some of them. A
 sanitizer slows kernels down a hundredfold, so the waits' limit is a thousand times the usual one.
+What racecheck says of the hand-out of tiles is no finding: see sanitized_gemm.
 """
 
 import sys

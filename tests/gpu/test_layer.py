@@ -21,7 +21,8 @@ from tilepipe.config.choices import (  # noqa: E402
     StoreMode,
 )
 from tilepipe.experiments.cuda.oracle import poison  # noqa: E402
-from tilepipe.fabric.table import Slot  # noqa: E402
+from tilepipe.fabric.table import Slot, Word  # noqa: E402
+from tilepipe.fabric.watch import WatchdogTimeout  # noqa: E402
 from tilepipe.kernels.gemm.plan import GemmTuning  # noqa: E402
 from tilepipe.kernels.swiglu import bind_swiglu  # noqa: E402
 from tilepipe.measure.gate import BF16_POISON  # noqa: E402
@@ -55,6 +56,7 @@ AXES = {
     "num_chunks": [1, 2],
     "kind": ["uniform", "one_expert", "masked"],
 }
+KINDS = ("uniform", "one_expert", "masked")
 CASES = [*ALONE, *pairwise(AXES, lambda case: True)]
 
 
@@ -76,6 +78,73 @@ def test_every_token_is_right_and_has_the_bits_of_the_unfused_layer(case):
         unfused = layer.tokens(Slot.reduced)
         for rank, (ours, theirs) in enumerate(zip(fused, unfused, strict=True)):
             assert torch.equal(ours, theirs), f"launch {number}, rank {rank}"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [{"num_ranks": 2}, {"num_ranks": 8, "copy": Copy.simt}, {"granularity": Granularity.token}],
+    ids=name_of,
+)
+def test_a_hundred_layers_of_changing_routing_stay_right(case):
+    chosen = ChosenLayer(**case)
+    routings = [routing for kind in KINDS for routing in routings_of(chosen, kind)]
+    layer = LayerCase(chosen, routings)
+
+    for number in range(100):
+        layer.prepare(routings[number % len(routings)], payload=number + 1)
+        layer.run(layer.fused)
+        assert layer.wrong() == [], f"launch {number}"
+
+
+@pytest.mark.parametrize(
+    "case", [{"num_ranks": 4}, {"copy": Copy.simt, "roles": Roles.fixed}], ids=name_of
+)
+def test_a_captured_layer_replays_with_other_routing_and_leaves_the_bits_of_an_eager_one(case):
+    chosen = ChosenLayer(**case)
+    routings = [routing for kind in KINDS for routing in routings_of(chosen, kind)]
+    layer = LayerCase(chosen, routings)
+    layer.prepare(routings[0], payload=1)
+    # What is captured has been launched before, so its code is loaded.
+    layer.run(layer.fused)
+    assert layer.wrong() == []
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layer.group.open(exchange=True)
+        for launch in layer.fused:
+            launch()
+
+    for number, routing in enumerate(routings, start=2):
+        layer.prepare(routing, payload=number)
+        layer.run(layer.fused)
+        eager = layer.tokens(Slot.out)
+        layer.poison()
+        graph.replay()
+        layer.group.synchronize()
+        assert layer.wrong() == [], f"replay {number}"
+        assert all(map(torch.equal, eager, layer.tokens(Slot.out))), f"replay {number}"
+
+
+@pytest.mark.parametrize("granularity", list(Granularity))
+def test_rows_that_never_come_end_in_a_sentence(granularity):
+    chosen = ChosenLayer(num_ranks=2, granularity=granularity, roles=Roles.fixed, watchdog_s=0.3)
+    (routing,) = routings_of(chosen, count=1)
+    layer = LayerCase(chosen, [routing])
+    layer.prepare(routing, payload=1)
+    layer.group.tensor(1, Slot.words)[int(Word.num_sends)] = 0
+
+    with pytest.raises(WatchdogTimeout, match=r"role gemm_receive(_row)?, (counter|row) \d+: "):
+        layer.run(layer.fused)
+
+
+def test_rows_that_never_come_home_end_in_a_sentence():
+    chosen = ChosenLayer(watchdog_s=0.3)
+    (routing,) = routings_of(chosen, count=1)
+    layer = LayerCase(chosen, [routing])
+    layer.prepare(routing, payload=1)
+    layer.group.tensor(0, Slot.words)[int(Word.num_second_tiles)] -= 1
+
+    with pytest.raises(WatchdogTimeout, match=r"role (push, M tile|reduce, token) \d+: expected"):
+        layer.run(layer.fused)
 
 
 def test_a_layer_whose_rows_come_late_waits_for_them():

@@ -12,6 +12,7 @@ from tests.kernels.warp import LANES, lane_functions, run_warp
 from tilepipe.config.choices import Copy, Granularity
 from tilepipe.config.limits import max_flag_batch
 from tilepipe.kernels.constants import Constants
+from tilepipe.kernels.track import Event
 
 __all__ = [
     "CLAIM_ROWS",
@@ -276,6 +277,9 @@ def functions_of(engine, text=TEXT):
         "flag_value": lambda edge, constants, epoch: epoch,
         "has_single_writers": lambda edge, constants: by_epoch,
         "second_of": lambda edge, table, rank, row: row,
+        "place_in_order": lambda edge: 0,
+        "Event": Event,
+        "lap": lambda *what: None,
     }
     methods = (
         *("first_of", "way_of", "note_beside", "claim", "abort_word"),

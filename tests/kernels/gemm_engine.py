@@ -20,6 +20,7 @@ from tilepipe.fabric.table import Role, Slot, Word
 from tilepipe.kernels.gemm import choices
 from tilepipe.kernels.gemm import plan as plans
 from tilepipe.kernels.gemm.tiles import RECORD_WORDS, TileWord, place_of_ticket
+from tilepipe.kernels.track import Event
 
 __all__ = ["TEXT", "Engine"]
 
@@ -154,6 +155,7 @@ class Engine:
         self.mmas = {(cta, warp): Mma() for cta in range(plan.cluster_m) for warp in range(4, 12)}
         self.now = (0, 0)  # CTA and warp that runs
         self.num_products = 0  # of all warps
+        self.stamped = Counter()  # (warp, M tile, N tile) of stamps, rows of each
         self.claimed_at = []  # K tiles already asked for when each ticket was claimed
         self.names = self._functions(text)
 
@@ -197,7 +199,8 @@ class Engine:
             shared = self._shared(cta)
 
             def place(warp, cta=cta):
-                return SimpleNamespace(plan=self.plan, warp=warp, lane=0, cta=cta, table=0, rank=0)
+                where = {"warp": warp, "lane": 0, "cta": cta, "table": 0, "rank": 0}
+                return SimpleNamespace(plan=self.plan, tape=None, **where)
 
             warps[cta, 0] = names["_load"](place(0), shared, OPERANDS)
             early = 8
@@ -268,6 +271,10 @@ class Engine:
     def arrive(self, barrier, cta, in_cluster):
         for here in self.ctas:
             here.barriers[barrier.kind][barrier.index].arrive()
+
+    def lap(self, tape, event, item=None, part=0, num_rows=0):
+        if event is Event.tile:
+            self.stamped[self.now[1], item, part] += num_rows
 
     # Loads and products.
 
@@ -422,6 +429,7 @@ class Engine:
         cutlass = SimpleNamespace(
             const_expr=bool,
             min=min,
+            max=max,
             range=lambda count, unroll: range(count),
             range_constexpr=range,
             Int16=int,
@@ -471,6 +479,8 @@ class Engine:
             "buffer": lambda slot, dtype: self._buffer(slot),
             "element": lambda where, index, dtype: index,
             "abort_word": lambda table, rank: 0,
+            "Event": Event,
+            "lap": self.lap,
             "release_bulk_fence": lambda scope: None,
             "release_fence": lambda scope: None,
             "packed_words": self.packed_words,

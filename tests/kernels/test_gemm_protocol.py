@@ -1,6 +1,7 @@
 """The warps of a grouped GEMM among themselves: no order of events makes them wait for ever, reads
 a stage too early, fills one too early, or stores a block twice, elsewhere or not at all."""
 
+from collections import Counter
 from dataclasses import replace
 from itertools import product
 
@@ -82,6 +83,16 @@ def expect_all(engine, layout):
     plan = engine.plan
     assert engine.stored == expected_blocks(engine)
     assert engine.queue == 0
+    # A stamp says when a tile was done: one of the first warp of those that took it, whole or half.
+    leading = (4, 8) if plan.is_ping_pong else (4,)
+    stamped = Counter()
+    for (warp, *tile), rows in engine.stamped.items():
+        stamped[tuple(tile)] += rows * (warp in leading)
+    assert stamped == {
+        (m_tile, n_tile): valid
+        for m_tile, valid in enumerate(layout.tiles[:, 2].tolist())
+        for n_tile in range(plan.num_n_tiles)
+    }
     if plan.problem.publish:
         told = {
             (m_tile * plan.num_chunks + chunk): int(valid)

@@ -8,12 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilepipe.config.choices import Copy, Granularity, Layout, Roles
+from tilepipe.config.limits import SHARED_BYTES
+from tilepipe.fabric.table import NUM_SLOTS
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.gemm.plan import GemmProblem, GemmTuning, plan_gemm
 from tilepipe.kernels.gemm.tiles import pack_cluster_tiles
 from tilepipe.kernels.overlap.home import (
     REDUCING_WARPS,
     RING_BYTES,
+    home_gemm_bytes,
     order_units,
     plan_home_launch,
 )
@@ -64,6 +67,27 @@ def test_pieces_are_chunks_or_whole_rows_and_groups_fit_a_ring(copy):
             assert plan.group_rows * plan.piece_bytes <= RING_BYTES
 
 
+@pytest.mark.parametrize("num_ranks", range(1, 9))
+@pytest.mark.parametrize("copy", list(Copy))
+def test_a_gemm_planned_for_its_room_leaves_enough_beside_it(copy, num_ranks):
+    gemm = plan_gemm(
+        PROBLEM,
+        GemmTuning(),
+        num_gemm_ctas=1,
+        num_sms=132,
+        smem_bytes=home_gemm_bytes(num_ranks, NUM_SLOTS),
+    )
+
+    plan = plan_home_launch(
+        gemm,
+        replace(CONSTANTS, copy=copy, num_ranks=num_ranks),
+        **{**SETTINGS, "table_slots": NUM_SLOTS},
+    )
+
+    assert plan.smem_bytes <= SHARED_BYTES
+    assert plan.gemm.num_stages == 4
+
+
 def test_rings_leave_alone_what_is_staged_to_be_stored():
     gemm = gemm_plan()
 
@@ -98,7 +122,7 @@ def test_too_small_operands_for_the_rings_of_the_reduction_are_refused():
 
 
 def test_tables_of_more_ranks_than_fit_beside_the_stages_are_refused():
-    with pytest.raises(ValueError, match=r"num_stages=4: .* plan the GEMM with gemm_bytes"):
+    with pytest.raises(ValueError, match=r"num_stages=4: .* plan the GEMM with home_gemm_bytes"):
         plan_home_launch(gemm_plan(), replace(CONSTANTS, num_ranks=32), **SETTINGS)
 
 

@@ -48,7 +48,8 @@ BESIDE = {
     "torch_sequential-out": (*CASES["out_plain"], "routing=ragged"),
     "torch_sequential-home": CASES["home_bulk_token"],
 }
-WAITED = r"rank \d waited 0\.5 s \(launch\.watchdog_ms\): role "
+# Far more than one rank's first launch is behind another's.
+WAITED = r"rank \d waited 2 s \(launch\.watchdog_ms\): role "
 
 
 def point_of(*words, num_ranks=NUM_GPUS):
@@ -102,7 +103,7 @@ def test_torch_over_nccl_equals_the_oracle_beside_ours(contender, tmp_path):
     ids=["no_sends", "high_threshold", "no_tile", "dead_rank"],
 )
 def test_a_fault_of_one_rank_is_told_and_the_next_point_runs(words, tokens, pattern, tmp_path):
-    limits = (*words, "launch.watchdog_ms=500")
+    limits = (*words, "launch.watchdog_ms=2000")
     points = [point_of(*limits, f"workload.num_tokens={count}") for count in (tokens, FINE)]
 
     code = run_points(points, results_dir=tmp_path, entry=spoiled)

@@ -16,6 +16,10 @@ A step is atomic: it waits for words, reads and checks words, stores words. One 
    of rows, or one word per row that becomes n.
 5. The consumer waits until a counter has reached the number of rows its tile has in *this* launch,
    or until a row's word is n, and reads the rows.
+6. Of a layer the same rows then go home under the same gate: once a rank has read and sent its own,
+   its senders store them at their sources and raise counters of their own there, and the consumer
+   reads those. The plan has zeroed these counters with the others, so a rank that is ahead may
+   store rows at one that has not yet read what came before.
 
 What a word holds. The state is a string of small words: a program counter per thread, then memory.
 Everything that launch n writes is the number n: a mailbox word stands for `epoch << 32 | count`, a
@@ -59,6 +63,8 @@ class Fault(Enum):
     idle_ranks_not_awaited = "idle_ranks_not_awaited"  # the gate skips ranks that send no row
     plan_before_readers_end = "plan_before_readers_end"  # a launch starts on unread rows
     flag_before_row = "flag_before_row"  # the flag is raised before the row is stored
+    home_not_zeroed = "home_not_zeroed"  # of a layer: only the counters of its first half are
+    home_before_there = "home_before_there"  # of a layer: rows go home that have not all come
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +73,12 @@ class Launch:
 
     rows: tuple[tuple[int, ...], ...]  # rows[source rank][destination rank]
     exchange: bool = True  # False: no counts are sent, the gate is `ready[src] >= n`
+    returns: bool = False  # a layer: the rows go home again behind the same gate
+
+    @property
+    def home(self) -> "Launch":
+        """The way home of a layer's rows."""
+        return Launch(rows=tuple(zip(*self.rows, strict=True)))
 
     def num_received(self, rank: int) -> int:
         return sum(sent[rank] for sent in self.rows)
@@ -86,7 +98,7 @@ class Wait:
     high: int = 255
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Read:
     """The word must hold `value`, or the run is wrong: `complaint` says how."""
 
@@ -121,7 +133,10 @@ class Protocol:
     def __post_init__(self) -> None:
         self.num_ranks = len(self.launches[0].rows)
         self.num_slots = max(
-            launch.num_received(rank) for launch in self.launches for rank in range(self.num_ranks)
+            way.num_received(rank)
+            for launch in self.launches
+            for way in (launch, *[launch.home] * launch.returns)
+            for rank in range(self.num_ranks)
         )
         self.num_tiles = -(-self.num_slots // TILE_M)
         for rank in range(self.num_ranks):
@@ -137,6 +152,31 @@ class Protocol:
                     mine = [step for ticket in tickets[index :: len(senders)] for step in ticket]
                     sender += self._after([plan], mine)
                 consumer += self._after([plan], list(self._consume(rank, epoch, launch)))
+                if launch.returns:
+                    self._go_home(rank, epoch, launch.home, [plan, consumer, *senders])
+
+    def _go_home(self, rank: int, epoch: int, home: Launch, threads: list[list[Step]]) -> None:
+        """The second half of a layer, behind the first one of this rank."""
+        plan, consumer, *senders = threads
+        before = [plan] if self.fault is Fault.home_before_there else [consumer, *senders]
+        tickets = list(self._tickets(rank, epoch, home, edge="home"))
+        words = [
+            self.word("row", rank, slot, half)
+            for slot in range(sum(home.rows[rank]))
+            for half in range(2)
+        ]
+        made = Step(
+            label=f"rank {rank} launch {epoch}: make what goes home",
+            reads=tuple(Read(word, epoch, "row of another launch") for word in words),
+        )
+        mine = [tickets[number :: len(senders)] for number in range(len(senders))]
+        added = [
+            [made, *(step for ticket in own for step in ticket)] if own else [] for own in mine
+        ]
+        added = [self._after(before, steps) for steps in added]
+        for sender, steps in zip(senders, added, strict=True):
+            sender += steps
+        consumer += self._after([plan], list(self._consume(rank, epoch, home, edge="home")))
 
     def word(self, *name: object) -> int:
         """The address of a word, given out at its first mention."""
@@ -168,12 +208,13 @@ class Protocol:
         return [*zeroing, *publishing, *gate]
 
     def _zero(self, rank: int, epoch: int) -> Iterator[Step]:
-        if self.row_flags:
-            return
-        for tile in range(self.num_tiles):
-            cells = self._counter(rank, tile)
+        edges = [] if self.row_flags else ["row"]
+        if any(launch.returns for launch in self.launches):
+            edges += [] if self.fault is Fault.home_not_zeroed else ["home"]
+        for edge, tile in product(edges, range(self.num_tiles)):
+            cells = self._counter(rank, tile, edge)
             yield Step(
-                label=f"rank {rank} launch {epoch}: zero counter {tile}",
+                label=f"rank {rank} launch {epoch}: zero {edge} counter {tile}",
                 stores=tuple((cell, 0) for cell in cells),
             )
 
@@ -214,51 +255,56 @@ class Protocol:
             self.word("mailbox", rank, half, source, expert) for expert in range(self.num_ranks)
         ]
 
-    def _counter(self, rank: int, tile: int) -> tuple[int, ...]:
+    def _counter(self, rank: int, tile: int, edge: str) -> tuple[int, ...]:
         """The cells of a counter, one per launch; the protocol sees their sum."""
         return tuple(
-            self.word("counter", rank, tile, epoch) for epoch in range(1, len(self.launches) + 1)
+            self.word(f"{edge} counter", rank, tile, epoch)
+            for epoch in range(1, len(self.launches) + 1)
         )
 
-    def _tickets(self, rank: int, epoch: int, launch: Launch) -> Iterator[list[Step]]:
+    def _tickets(
+        self, rank: int, epoch: int, launch: Launch, edge: str = "row"
+    ) -> Iterator[list[Step]]:
         """Runs of rows with one destination tile, destinations from rank + 1 on."""
         for peer in ((rank + 1 + turn) % self.num_ranks for turn in range(self.num_ranks)):
             for tile, slots in groupby(launch.slots(rank, peer), lambda slot: slot // TILE_M):
-                yield self._send(rank, epoch, peer, tile, list(slots))
+                yield self._send(rank, epoch, peer, tile, list(slots), edge)
 
-    def _send(self, rank: int, epoch: int, peer: int, tile: int, slots: list[int]) -> list[Step]:
+    def _send(
+        self, rank: int, epoch: int, peer: int, tile: int, slots: list[int], edge: str
+    ) -> list[Step]:
         where = f"rank {rank} launch {epoch}: to rank {peer}"
         rows, flags = [], []
         for slot in slots:
             for half in range(2):
-                stored = ((self.word("row", peer, slot, half), epoch),)
-                rows.append(Step(label=f"{where} row {slot}", stores=stored))
+                stored = ((self.word(edge, peer, slot, half), epoch),)
+                rows.append(Step(label=f"{where} {edge} {slot}", stores=stored))
             raised = ((self.word("flag", peer, slot), epoch),)
             flags.append(Step(label=f"{where} flag of row {slot}", stores=raised))
-        if not self.row_flags:
-            cell = self._counter(peer, tile)[epoch - 1]
-            flags = [Step(label=f"{where} counter {tile}", adds=((cell, len(slots)),))]
+        if not self.row_flags or edge == "home":
+            cell = self._counter(peer, tile, edge)[epoch - 1]
+            flags = [Step(label=f"{where} {edge} counter {tile}", adds=((cell, len(slots)),))]
         return [*flags, *rows] if self.fault is Fault.flag_before_row else [*rows, *flags]
 
-    def _consume(self, rank: int, epoch: int, launch: Launch) -> Iterator[Step]:
+    def _consume(self, rank: int, epoch: int, launch: Launch, edge: str = "row") -> Iterator[Step]:
         slots = range(launch.num_received(rank))
         for tile, group in groupby(slots, lambda slot: slot // TILE_M):
             tile_slots = list(group)
-            if self.row_flags:
+            if self.row_flags and edge == "row":
                 yield from self._await_row_flags(rank, epoch, tile_slots)
             else:
-                yield self._await_counter(rank, epoch, tile, len(tile_slots))
+                yield self._await_counter(rank, epoch, tile, len(tile_slots), edge)
             for slot, half in product(tile_slots, range(2)):
-                word = self.word("row", rank, slot, half)
+                word = self.word(edge, rank, slot, half)
                 yield Step(
-                    label=f"rank {rank} launch {epoch}: read row {slot}",
+                    label=f"rank {rank} launch {epoch}: read {edge} {slot}",
                     reads=(Read(address=word, value=epoch, complaint="row of another launch"),),
                 )
 
-    def _await_counter(self, rank: int, epoch: int, tile: int, num_rows: int) -> Step:
-        cells = self._counter(rank, tile)
+    def _await_counter(self, rank: int, epoch: int, tile: int, num_rows: int, edge: str) -> Step:
+        cells = self._counter(rank, tile, edge)
         return Step(
-            label=f"rank {rank} launch {epoch}: {num_rows} rows seen in counter {tile}",
+            label=f"rank {rank} launch {epoch}: {num_rows} rows seen in {edge} counter {tile}",
             waits=(Wait(addresses=cells, low=num_rows),),
             reads=tuple(
                 Read(

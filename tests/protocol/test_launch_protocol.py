@@ -117,14 +117,74 @@ def test_three_ranks_hold(name, row_flags):
     assert holds(THREE_RANKS[name], row_flags=row_flags) > 25_000
 
 
-def test_row_flags_need_no_zeroing():
-    assert holds(UNEVEN, row_flags=True, fault=Fault.no_zeroing) > 1000
-
-
 LOST_FLAG = "deadlock"  # a flag was zeroed away, or a word that is waited for was overwritten
 WRONG_LAUNCH = "flag counted in another launch"
 STALE_ROW = "row of another launch"
 WRONG_COUNTS = "counts of another launch"
+
+# Layers: rows there and home again behind one gate.
+
+
+def layers(*launches):
+    return tuple(Launch(rows=rows, returns=True) for rows in launches)
+
+
+LAYERS = layers(((1, 1), (1, 0)), ((0, 2), (0, 0)), ((1, 0), (1, 0)))
+
+
+@pytest.mark.parametrize("row_flags", [False, True], ids=["counters", "row_flags"])
+def test_one_gate_is_enough_for_two_ranks_of_a_layer_in_every_sequence_of_two(row_flags):
+    family = [
+        ((0, 0), (0, 0)),
+        ((1, 1), (1, 1)),
+        ((0, 2), (0, 0)),
+        ((0, 0), (3, 0)),
+        ((1, 0), (0, 2)),
+    ]
+    sequences = [layers(*rows) for rows in product(family, repeat=2)]
+
+    num_states = [holds(launches, row_flags=row_flags) for launches in sequences]
+
+    assert len(num_states) == 25
+    assert sum(num_states) > 20_000
+
+
+@pytest.mark.parametrize("row_flags", [False, True], ids=["counters", "row_flags"])
+def test_one_gate_is_enough_for_layers_whose_thresholds_rise_and_fall(row_flags):
+    assert holds(LAYERS, row_flags=row_flags) > 1_000
+
+
+def test_a_layer_holds_between_launches_of_other_kinds():
+    (layer,) = layers(((0, 2), (1, 0)))
+
+    assert holds((exchange((1, 0), (0, 1)), layer, cached((0, 1), (1, 0)))) > 1_000
+
+
+def test_one_gate_is_enough_for_three_ranks_of_a_layer():
+    assert (
+        holds(layers(((0, 1, 0), (0, 0, 1), (0, 0, 0)), ((0, 0, 0), (0, 0, 0), (1, 0, 0)))) > 5_000
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "complaint"),
+    [
+        (Fault.no_gate, LOST_FLAG),
+        (Fault.home_not_zeroed, WRONG_LAUNCH),
+        (Fault.plan_before_readers_end, STALE_ROW),
+        (Fault.flag_before_row, STALE_ROW),
+        (Fault.home_before_there, STALE_ROW),
+    ],
+)
+def test_each_rule_is_needed_in_layers(fault, complaint):
+    outcome = explore(Protocol(launches=LAYERS, fault=fault))
+
+    assert outcome.complaint == complaint
+
+
+def test_row_flags_need_no_zeroing():
+    assert holds(UNEVEN, row_flags=True, fault=Fault.no_zeroing) > 1000
+
 
 # fault, row flags -> what a shortest wrong run of UNEVEN ends in
 FOUND = {

@@ -44,6 +44,7 @@ _SPECIAL = {
     "%ctaid.x": "ctaid",
     "%nctaid.x": "nctaid",
     "%laneid": "laneid",
+    "%smid": "smid",
 }
 
 

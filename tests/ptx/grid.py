@@ -98,7 +98,8 @@ class Grid:
         special = {
             "tid": (self.lanes % self.num_threads).astype(np.uint32),
             "ctaid": self.cta_of.astype(np.uint32),
-            "nctaid": np.full(len(self.lanes), self.cta_of[-1] + 1, np.uint32),
+            "nctaid": np.full(self.num_lanes, self.num_ctas, np.uint32),
+            "smid": (131 - self.cta_of).astype(np.uint32),
             "laneid": (self.lanes % LANES).astype(np.uint32),
         }
         namespace = {**HELPERS, **special, **self.names.values}

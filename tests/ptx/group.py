@@ -38,13 +38,15 @@ def program_of(name: str, constants: Any) -> Program:
     return parse(compile_launch(name, constants).ptx)
 
 
-def memory_of(group: DeviceGroup) -> Memory:
-    """All buffers of a group, each by itself: a step past the end of one is in no other."""
+def memory_of(group: DeviceGroup, **more: tuple[int, int]) -> Memory:
+    """All buffers of a group, each by itself: a step past the end of one is in no other. `more`:
+    address and bytes of others."""
     buffers = {"table": (group.heap.table.data_ptr(), group.heap.table.nbytes)}
     for rank in group.ranks:
         for slot in buffer_specs(group.settings, group.shape):
             tensor = group.tensor(rank, slot)
             buffers[f"{slot.name} of rank {rank}"] = (tensor.data_ptr(), tensor.nbytes)
+    buffers |= more
     records = group.heap._records
     buffers["records"] = (records.data_ptr(), records.nbytes)
     return Memory(buffers)
@@ -78,6 +80,7 @@ class InterpretedGroup(DeviceGroup):
         )
         self.machine = Machine(memory_of(self), seed=seed, pace=pace, races=races)
         self._limit_ns = limit_ns
+        self.more_shared_bytes = 0  # of programs in place of a launch's own
         self._plan_changes = dict(plan_changes or {})
         self._programs = dict(programs or {})
         self._streams: list[list[Task]] = [[] for _ in (self.ranks if apart else range(1))]
@@ -146,5 +149,5 @@ class InterpretedGroup(DeviceGroup):
                 *(cost_ns, self.knobs.pace_latency_ns, self._limit_ns),
             ),
             num_ctas=num_ranks * rank_ctas,
-            shared_bytes=shared_bytes(constants, **_PARTS[name]),
+            shared_bytes=shared_bytes(constants, **_PARTS[name]) + self.more_shared_bytes,
         )

@@ -19,6 +19,11 @@ __all__ = ["Operations"]
 
 _WIDTHS = {"8": 1, "16": 2, "32": 4, "64": 8}
 _SIGNED = {4: np.int32, 8: np.int64}
+# Lower halves of counters: cycles of an SM, and a timer that goes in steps.
+_COUNTERS = {
+    "%clock": lambda now_ns: 2 * now_ns,
+    "%globaltimer_lo": lambda now_ns: now_ns // 1024 * 1024,
+}
 _STRONG = {"relaxed", "volatile", "acquire", "release"}
 
 
@@ -81,6 +86,13 @@ class Operations:
                 register[self._lanes(s, m)] = self.now_ns()
 
             return read_clock
+        if source in _COUNTERS:
+            of_time = _COUNTERS[source]
+
+            def read_counter(s: slice, m: Active) -> None:
+                register[self._lanes(s, m)] = of_time(self.now_ns()) & 0xFFFFFFFF
+
+            return read_counter
         if not str(source).startswith("__dynamic_shmem"):
             raise ValueError(f"not known: line {instruction.line}, {instruction.text}")
 

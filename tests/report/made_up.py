@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tests.results.spans import two_ranks
+from tests.results.spans import sms, two_ranks
 from tilepipe.records import Outcome, Point, RankRecord, Sample, Status, Verdict
 from tilepipe.results.accounting import account
 from tilepipe.results.store import claim_folder, write_outcome
@@ -182,6 +182,18 @@ def fused_times(*, rest="late", fused_ns=1_000):
     return times | ({"reduce": steady(200)} if rest == "tail" else {})
 
 
+def layer_times(*, fused_ns=1_000):
+    """Contenders of a whole layer with chosen medians."""
+    return {
+        "fused": launch_of(100, fused_ns),
+        "sequential": launch_of(100, 1_500),
+        "dispatch_gemm": steady(600),
+        "swiglu": steady(50),
+        "gemm_combine": steady(400),
+        "torch_layer": launch_of(200, 2_000),
+    }
+
+
 def store_everything(store):
     """Points of both executors with which every kind of figure is drawn, and two that failed."""
     for operation in ("dispatch", "combine"):
@@ -190,6 +202,13 @@ def store_everything(store):
     for executor in ("cuda", "host"):
         _store_fused(store, executor)
         for num_tokens in (256, 4096):
+            store.add(
+                layer_times(fused_ns=num_tokens),
+                name="moe_layer",
+                operation="moe_layer",
+                executor=executor,
+                workload={"num_tokens": num_tokens},
+            )
             store.add(
                 {"gemm_all": steady(900), "blas_per_expert": steady(1_100)},
                 name="grouped_gemm",
@@ -226,6 +245,13 @@ def store_everything(store):
             kernel={"order": order},
             spans=two_ranks(),
         )
+    store.add(
+        fused_times(),
+        name="recorded",
+        operation="dispatch_gemm",
+        kernel={"order": "token"},
+        spans=sms(4),
+    )
     reasons = ("rank 1: 3 of 8 values are wrong: token 5, column 7", "no GPU | here *now*")
     for order, reason in zip(("edf", "token"), reasons, strict=True):
         store.add(status=Status.incorrect, reason=reason, name="broken", kernel={"order": order})

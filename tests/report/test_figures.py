@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.report.made_up import fused_times, launch_of, steady
-from tests.results.spans import two_ranks
+from tests.report.made_up import fused_times, launch_of, layer_times, steady
+from tests.results.spans import lane, two_ranks
+from tilepipe.records import SpanRole
 from tilepipe.report.ablations import ablation_grids, best_of
 from tilepipe.report.bandwidth import bandwidth_figures
 from tilepipe.report.imbalance import imbalance_figures
@@ -15,6 +16,7 @@ from tilepipe.report.points import find_points
 from tilepipe.report.shapes import Level, Value
 from tilepipe.report.terms import breakdown_figures
 from tilepipe.report.timelines import timeline_figures
+from tilepipe.results.spans import by_lane
 
 
 def points_of(store):
@@ -171,6 +173,35 @@ def test_the_lower_bound_is_the_larger_part_and_the_reduction(store, operation, 
     assert panel.dots[0].values[0] == Value(value=1.0, low=0.97, high=1.03)
     # Sequential over fused, pair by pair, of equal rising steps.
     assert figure.numbers.rows[0][4].startswith("1.50 (1.4")
+
+
+def test_a_layer_stands_beside_the_sum_of_its_parts_and_has_no_bound(store):
+    store.add(layer_times(), operation="moe_layer")
+
+    (figure,) = overlap_figures(points_of(store), "moe_layer")
+
+    dots = figure.panels[0].dots
+    assert [middles(series.values) for series in dots] == [[1.0], [1.5], [1.05]]
+    assert dots[2].label == "its parts: dispatch → GEMM, SwiGLU, GEMM → combine"
+    assert figure.numbers.head[-3:] == ("its parts, µs", "speed-up (interval)", "fused over parts")
+    assert figure.numbers.rows[0][-1] == f"{1000 / 1050:.3f}"
+    assert "lower bound" not in f"{figure.caption} {figure.numbers.note}"
+
+
+def test_terms_of_a_layer_are_its_parts_and_what_joining_them_saves(store):
+    store.add(layer_times(), operation="moe_layer")
+
+    (figure,) = breakdown_figures(find_points(store.root).terms, "moe_layer")
+
+    found = {part.label: middles(part.values) for part in figure.parts}
+    assert found == {
+        "plan": [0.1],
+        "dispatch_gemm": [0.6],
+        "swiglu": [0.05],
+        "gemm_combine": [0.4],
+        "joined": [-0.05],
+    }
+    assert len({part.color for part in figure.parts}) == 5
 
 
 def test_of_several_cta_counts_the_one_with_the_lowest_fused_time_is_shown(store):
@@ -544,6 +575,25 @@ def test_every_point_with_a_timeline_gets_a_picture_and_where_its_time_went(stor
     assert "executor host; not paced; 2 ranks over host; 1 point." in first.caption
     assert "One launch, recorded after the timed ones" in first.caption
     assert "Intervals" not in first.caption
+
+
+def test_of_a_launch_on_a_gpu_sms_are_lanes_and_roles_are_told(store):
+    spans = [
+        *lane("7.0", SpanRole.compute, ("wait", 0, 30, {"m_tile": 0})),
+        *lane("7.4", SpanRole.compute, ("tile", 40, 100, {"m_tile": 0})),
+        *lane("8", SpanRole.compute, ("tile", 0, 100, {"m_tile": 1})),
+        *lane("9", SpanRole.communication, ("send", 0, 25, {"m_tile": 0})),
+    ]
+    store.add(fused_times(), operation="dispatch_gemm", num_ranks=1, spans={0: spans})
+
+    (figure,) = timeline_figures(find_points(store.root))
+
+    assert list(by_lane(figure.recording.spans[0])) == ["7", "8", "9"]
+    assert figure.numbers.head == ("mean of SMs", "busy, µs", "wait, µs", "copy, µs", "idle, µs")
+    assert figure.numbers.rows == (
+        ("rank 0, 1 SMs, communication", "0.000", "0.000", "25.0", "75.0"),
+        ("rank 0, 2 SMs, compute", "80.0", "15.0", "0.000", "5.00"),
+    )
 
 
 def test_a_timeline_of_an_older_point_is_not_shown_for_the_one_that_replaced_it(store):

@@ -74,15 +74,19 @@ def test_every_kind_of_figure_and_table_is_there(full_report):
         "dispatch → GEMM: breakdown",
         "GEMM → combine: fused against unfused",
         "GEMM → combine: breakdown",
+        "whole layer: fused against unfused",
+        "whole layer: breakdown",
         "grouped GEMM against its peers",
+        "whole layer: beside torch",
         "time and imbalance by routing law",
         "by kernel.order: order of sends",
         "by kernel.granularity: granularity of flags",
         "by kernel.flag_batch: rows a release fence",
         "by kernel.num_loads: depth of copy simt",
         "by kernel.num_stages: depth of copy tma",
+        "timeline of a launch",
     ]
-    assert [part.title for part in host.parts] == [*titles[2:10], "timeline of a launch"]
+    assert [part.title for part in host.parts] == [*titles[2:13], "timeline of a launch"]
     assert full_report.missing == ()
     assert full_report.warnings == ()
 
@@ -217,7 +221,7 @@ def test_what_is_missing_is_named_with_the_experiment_that_gives_it(store):
     )
     assert (
         "executor host, timeline of a launch: needs a recorded launch: python -m tilepipe.run "
-        "+experiment=dispatch_gemm hardware=cpu measure.timeline=true" in report.missing
+        "+experiment=dispatch_gemm measure.timeline=true" in report.missing
     )
     # What the host cannot have is not asked of it, but of the hardware that has it.
     assert not any("CTAs" in line for line in report.missing if line.startswith("executor host"))

@@ -405,5 +405,9 @@ def _check_measure(config: Config) -> None:
         )
         allowed = "measure.l2=cold would flush inside the period; type measure.l2=warm too"
         require(isolated or l2 is L2.warm, "measure.regime", regime, allowed)
-        allowed = f"only the host executor records one; {_ON_HOST}"
-        require(not measure.timeline, "measure.timeline", measure.timeline, allowed)
+        fused = config.operation in (Operation.dispatch_gemm, Operation.gemm_combine)
+        allowed = f"on a GPU only dispatch_gemm and gemm_combine record one; {_ON_HOST}"
+        require(fused or not measure.timeline, "measure.timeline", measure.timeline, allowed)
+        one_clock = config.launch.fabric is Fabric.loopback
+        allowed = "GPUs have a clock each; type launch.fabric=loopback, or leave the key out"
+        require(one_clock or not measure.timeline, "measure.timeline", measure.timeline, allowed)

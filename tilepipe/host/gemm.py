@@ -18,7 +18,8 @@ __all__ = ["GroupedGemm", "swiglu"]
 
 def swiglu(gate: NDArray[np.float32], up: NDArray[np.float32]) -> NDArray[np.float32]:  # as both
     """silu(gate) x up, silu(x) being x / (1 + exp(-x))."""
-    with np.errstate(over="ignore"):  # of a gate far below 0: it is divided by infinity
+    # A gate far below 0 is divided by infinity; of gaps in a layout anything may come.
+    with np.errstate(over="ignore", invalid="ignore"):
         return np.asarray(gate / (np.float32(1) + np.exp(-gate)) * up, np.float32)
 
 

@@ -35,9 +35,10 @@ def buffer_specs(settings: PlanSettings, shape: Shape) -> dict[Slot, ArraySpec]:
     held = max(rows, 1)
     home = settings.homeward
     has_second = settings.second_gemm is not None
+    # Rows go home as a GEMM stores them: that it is timed with spare buffers, or is a layer's.
+    pushes_stored = returned > 0 and (shape.spare or has_second)
     plan = replace(plan_constants_of(settings, shape), num_ctas=MAX_PLAN_CTAS)
     spare_in, spare_home = (int(shape.spare and size > 0) for size in (dispatched, returned))
-    from_gemm = bool(spare_home) or has_second  # rows go home as tiles are stored
     sizes: dict[Slot, tuple[tuple[int, ...], type]] = {
         Slot.recv_x: ((held, dispatched), np.int16),
         Slot.row_home: ((held,), np.int64),
@@ -78,7 +79,7 @@ def buffer_specs(settings: PlanSettings, shape: Shape) -> dict[Slot, ArraySpec]:
         # Tiles may be handed out in halves.
         Slot.gemm_tiles: ((2 * tiles, RECORD_WORDS), np.int32),
         Slot.second_tiles: ((2 * tiles * has_second, RECORD_WORDS), np.int32),
-        Slot.push_units: ((tiles * home.num_chunks * from_gemm, 4), np.int32),
+        Slot.push_units: ((tiles * home.num_chunks * pushes_stored, 4), np.int32),
         Slot.tile_stored: ((tiles * home.num_n_tiles,), np.int32),
     }
     return {slot: ArraySpec(shape=size, dtype=dtype) for slot, (size, dtype) in sizes.items()}

@@ -24,6 +24,7 @@ from tilepipe.kernels.edges import (
     flag_value,
     has_single_writers,
     note_beside,
+    place_in_order,
     queue_of,
     second_of,
     way_of,
@@ -38,6 +39,7 @@ from tilepipe.kernels.semaphore import (
     release_bulk_fence,
     set_relaxed,
 )
+from tilepipe.kernels.stamps import Event, lap
 from tilepipe.kernels.watchdog import abort_word
 
 __all__ = ["BARRIER_BYTES", "CLAIM_ROWS", "batch_of", "init_ring", "move_rows", "ring_bytes"]
@@ -89,6 +91,7 @@ def move_rows(
     row_cost_ns: Int64,  # time that a row takes on a paced link
     latency_ns: Int64,  # of a paced link
     limit_ns: Int64,
+    tape: cutlass.Constexpr = None,  # of the warp; None: it leaves no stamps
 ):
     """Push rows of `rank` until none is left to claim. Called by all lanes of a warp; never waits
     for a peer, so no two ranks can wait for each other."""
@@ -186,6 +189,9 @@ def move_rows(
         if store_part == pieces:
             if lane == holder:
                 note_beside(edge, table, rank, (a, b, c, d))
+            if cutlass.const_expr(tape is not None):
+                own = cute.arch.shuffle_sync(place, holder)
+                lap(tape, Event.send, own, place_in_order(edge), 1)
             store_part, store_row = Int32(0), store_row + 1
     if lane == 0:
         _drain(barriers, store_stage, phase, loaded - stored, limit_ns, constants)
@@ -194,6 +200,7 @@ def move_rows(
     if alive and store_row > told:
         way = way_of(edge, constants, table, rank, (a, b, c, d), second)
         _tell(edge, table, rank, way.flag, due, told, store_row - told, lane, epoch, constants)
+    lap(tape, Event.send)
 
 
 @cute.jit

@@ -30,6 +30,9 @@ from tilepipe.kernels.reduction import (
     stages_of,
     units_of,
 )
+from tilepipe.kernels.semaphore import Scope
+from tilepipe.kernels.stamps import Event, is_late, lap
+from tilepipe.kernels.track import AT_HOME, NO_ITEM
 from tilepipe.kernels.watchdog import wait_or_give_up
 
 __all__ = ["combine_entry", "reduce_tokens", "wait_home"]
@@ -45,6 +48,7 @@ def reduce_tokens(
     out: cutlass.Constexpr,  # slot of the output
     waiting: cutlass.Constexpr,  # False: all rows are known to be home
     limit_ns: Int64,
+    tape: cutlass.Constexpr = None,  # of the warp; None: it leaves no stamps
 ):
     """Reduce tokens of `rank`, in their order, each once its rows are home. All lanes call it.
 
@@ -60,6 +64,7 @@ def reduce_tokens(
     alive = cutlass.Boolean(True)
     if cutlass.const_expr(waiting and constants.by_rank):
         alive = _wait_ranks(table, rank, lane, constants, limit_ns)
+        lap(tape, Event.wait, NO_ITEM, AT_HOME)
     by_token = waiting and not constants.by_rank
 
     here = cute.arch.shuffle_sync(claim_for_warp(queue, lane), 0)
@@ -67,7 +72,7 @@ def reduce_tokens(
     expert, weight = _slots(table, rank, here // pieces, lane, constants)
     if cutlass.const_expr(by_token):
         if alive and here < num_units:
-            came = _wait_token(table, rank, here // pieces, constants, limit_ns)
+            came = _wait_token(table, rank, here // pieces, constants, limit_ns, tape)
             alive = cute.arch.vote_all_sync(came)
     for column in cutlass.range_constexpr(stages - 1):
         if alive and here < num_units:
@@ -93,7 +98,7 @@ def reduce_tokens(
                 unit, of_unit, in_unit = coming, next_expert, ahead - columns
             if cutlass.const_expr(by_token):
                 if in_unit == 0 and alive and unit < num_units:
-                    came = _wait_token(table, rank, unit // pieces, constants, limit_ns)
+                    came = _wait_token(table, rank, unit // pieces, constants, limit_ns, tape)
                     alive = cute.arch.vote_all_sync(came)
             if alive and unit < num_units:
                 fetch_column(
@@ -118,6 +123,7 @@ def reduce_tokens(
             )
             filled = filled + 1 if filled + 1 < stages else Int32(0)
             drained = drained + 1 if drained + 1 < stages else Int32(0)
+        lap(tape, Event.reduce, here // pieces, here % pieces)
         here, expert, weight = coming, next_expert, next_weight
         coming = cute.arch.shuffle_sync(claimed, 0)
     cute.arch.cp_async_wait_group(0)
@@ -140,12 +146,19 @@ def _slots(
 
 @cute.jit
 def _wait_token(
-    table: cute.Pointer, rank: Int32, token: Int32, constants: cutlass.Constexpr, limit_ns: Int64
+    table: cute.Pointer,
+    rank: Int32,
+    token: Int32,
+    constants: cutlass.Constexpr,
+    limit_ns: Int64,
+    tape: cutlass.Constexpr = None,
 ) -> cutlass.Boolean:
     epoch = buffer(address(table, rank, Slot.words), Int32)[int(Word.epoch)]
     expected = buffer(address(table, rank, Slot.token_expected), Int32)[token]
     counter = element(address(table, rank, Slot.token_ready), token, Int32)
-    return wait_or_give_up(
+    lap(tape, Event.reduce)
+    late = is_late(tape, counter, expected, Scope.sys)
+    came = wait_or_give_up(
         table,
         rank,
         counter,
@@ -156,6 +169,8 @@ def _wait_token(
         constants.num_ranks,
         limit_ns,
     )
+    lap(tape, Event.wait, token, AT_HOME | late)
+    return came
 
 
 @cute.jit

@@ -28,6 +28,7 @@ __all__ = [
     "flag_value",
     "has_single_writers",
     "note_beside",
+    "place_in_order",
     "queue_of",
     "second_of",
     "way_of",
@@ -80,6 +81,11 @@ def count_of(edge: Edge) -> Word:
 def has_single_writers(edge: Edge, constants: Constants) -> bool:
     """Whether flags are words of one writer each, which are set; others are counters."""
     return edge is not Edge.home and constants.granularity is Granularity.token
+
+
+def place_in_order(edge: Edge) -> int:
+    """What the stamp of a sent row says of its place: 1 where that counts behind the opening."""
+    return int(edge is Edge.rest)
 
 
 def flag_value(edge: Edge, constants: Constants, epoch: Int32) -> Int32:

@@ -5,7 +5,6 @@ Knows nothing of plans and of what lies in memory.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -20,6 +19,7 @@ from tilepipe.kernels.combine import combine_entry
 from tilepipe.kernels.compile import Code, compile_code
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.dispatch import dispatch_entry
+from tilepipe.kernels.kept import kept
 from tilepipe.kernels.memory import LANES
 from tilepipe.kernels.move import shared_bytes
 from tilepipe.kernels.plan import plan_entry
@@ -159,7 +159,7 @@ def opens(name: str) -> bool:
     return name.startswith(("open", "plan"))
 
 
-@cache
+@kept
 def compile_launch(name: str, constants: Constants | PlanConstants) -> Code:
     """Compile a launch for stand-in arguments, once in a process; raises CompileError."""
     table = make_ptr(Int64, 0, cute.AddressSpace.gmem, assumed_align=16)

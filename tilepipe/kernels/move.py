@@ -78,6 +78,7 @@ def move_rows(
     row_cost_ns: Int64,  # time that a row takes on a paced link
     latency_ns: Int64,  # of a paced link
     limit_ns: Int64,
+    tape: cutlass.Constexpr = None,  # of the warp; None: it leaves no stamps
 ):
     """Push rows of `rank` until none is left to claim. Called by all lanes of a warp."""
     if cutlass.const_expr(constants.copy is Copy.tma):
@@ -92,6 +93,7 @@ def move_rows(
             row_cost_ns,
             latency_ns,
             limit_ns,
+            tape,
         )
     else:
-        simt.move_rows(edge, table, rank, lane, constants, row_cost_ns, latency_ns)
+        simt.move_rows(edge, table, rank, lane, constants, row_cost_ns, latency_ns, tape)

@@ -18,6 +18,7 @@ from tilepipe.kernels.edges import (
     flag_value,
     has_single_writers,
     note_beside,
+    place_in_order,
     queue_of,
     second_of,
     way_of,
@@ -34,6 +35,7 @@ from tilepipe.kernels.memory import (
 )
 from tilepipe.kernels.pace import sleep_until, wait_for_link
 from tilepipe.kernels.queue import claim_for_warp
+from tilepipe.kernels.stamps import Event, lap
 from tilepipe.kernels.watchdog import abort_word
 
 __all__ = ["copy_row", "move_rows"]
@@ -50,6 +52,7 @@ def move_rows(
     constants: cutlass.Constexpr,
     row_cost_ns: Int64,  # time that a row takes on a paced link
     latency_ns: Int64,  # of a paced link
+    tape: cutlass.Constexpr = None,  # of the warp; None: it leaves no stamps
 ):
     """Push rows of `rank` until none is left to claim. Called by all lanes of a warp; never waits
     for a peer, so no two ranks can wait for each other.
@@ -91,6 +94,7 @@ def move_rows(
             if alive:
                 raise_owed(flag, num_owed, lane, value, single_writer)
             num_owed = Int32(0)
+        lap(tape, Event.send, here, place_in_order(edge), 1)
         here, coming = coming, later
         a, b, c, d = next_a, next_b, next_c, next_d
         second = next_second
@@ -100,6 +104,7 @@ def move_rows(
         if cutlass.const_expr(constants.paced):
             sleep_until(table, rank, due)
         raise_owed(flag, num_owed, lane, value, single_writer)
+    lap(tape, Event.send)
 
 
 def _claim(edge: Edge, table: cute.Pointer, rank: Int32, lane: Int32) -> Int32:

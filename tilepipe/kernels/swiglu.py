@@ -4,7 +4,6 @@ Knows nothing of plans, experts and of who has made the rows; a layer is measure
 """
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -16,6 +15,7 @@ from cutlass.cute.runtime import make_fake_stream, make_ptr
 
 from tilepipe.kernels.compile import Code, compile_code
 from tilepipe.kernels.gemm.epilogue import swiglu
+from tilepipe.kernels.kept import kept
 from tilepipe.kernels.memory import VECTOR_BYTES, load_vector, store_words, words_of
 from tilepipe.kernels.reduction import two_bf16, two_floats
 
@@ -70,7 +70,7 @@ def _pointer(address: int) -> Any:
     return make_ptr(BFloat16, address, cute.AddressSpace.gmem, assumed_align=VECTOR_BYTES)
 
 
-@cache
+@kept
 def compile_swiglu(columns: int) -> Code:
     """Compile for stand-in arguments, once in a process; needs no GPU."""
     return compile_code(

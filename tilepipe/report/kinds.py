@@ -55,7 +55,7 @@ def _fused_kinds() -> list[Kind]:
     for operation, name in (
         ("dispatch_gemm", "dispatch → GEMM"),
         ("gemm_combine", "GEMM → combine"),
-        ("moe_layer", "a whole layer"),
+        ("moe_layer", "whole layer"),
     ):
         needs = f"a point that ended ok: {RUN} +experiment={operation}"
         kinds += [
@@ -125,7 +125,7 @@ def _baseline_kinds() -> list[Kind]:
             ("combine", "combine"),
             ("dispatch_gemm", "dispatch → GEMM"),
             ("gemm_combine", "GEMM → combine"),
-            ("moe_layer", "a whole layer"),
+            ("moe_layer", "whole layer"),
         )
     ]
 
@@ -177,9 +177,7 @@ KINDS = (
         slug="timeline",
         title="timeline of a launch",
         make=timeline_figures,
-        needs=f"a recorded launch: {RUN} +experiment=dispatch_gemm hardware=cpu "
-        "measure.timeline=true",
-        executors=("host",),
+        needs=f"a recorded launch: {RUN} +experiment=dispatch_gemm measure.timeline=true",
     ),
 )
 _NO_POINTS = {

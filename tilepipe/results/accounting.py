@@ -4,6 +4,7 @@ Knows nothing of files; which contender stands for which stage is said here and 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tilepipe.measure.stats import integer_median
 from tilepipe.records import BreakdownTerm, Point, RankRecord
@@ -81,7 +82,13 @@ def account(
         keys = _SERIES[point.operation].items()
         # The host gives no SMs away, so it has no gemm_split.
         named = {name: series[key] for name, key in keys if name != "gemm_split" or key in series}
-        terms = breakdown_terms(point.operation, named)
+        counts = records[0].counts
+        terms = tuple(
+            replace(term, stamped_ns=counts.get(f"stamped_{term.term}_ns"))
+            for term in breakdown_terms(point.operation, named)
+        )
+        if counts.get("unstamped_ns"):
+            figures["fused/stamping_cost"] = counts["stamped_ns"] / counts["unstamped_ns"]
         if records[0].counts["all_rows"]:  # without rows there is nothing to overlap
             figures |= _overlap(point.operation, series)
     return terms, figures | _rates(point, records, series)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tilepipe.records import Outcome, Point, Span, Status
+from tilepipe.records import BreakdownTerm, Outcome, Point, Span, Status
 from tilepipe.results.check import TIMELINE_FILE, examine_point
 from tilepipe.results.folders import CUT_SHORT, folder_fault, is_point
 from tilepipe.results.pointfile import command_of
@@ -29,6 +29,7 @@ class Recording:
     ended_utc: str
     device: str  # GPU or CPU in words
     commit: str | None  # short; `+` where sources were changed; None without a checkout
+    terms: tuple[BreakdownTerm, ...] = ()  # of the point's breakdown
 
     @property
     def start_ns(self) -> int:
@@ -92,12 +93,13 @@ def recording_of(outcome: Outcome, document: Mapping[str, Any], timeline: pa.Tab
         ended_utc=outcome.ended_utc,
         device=_device(outcome.point),
         commit=_commit(document["provenance"]),
+        terms=outcome.terms,
     )
 
 
 def _remedy(point: Point) -> str:
-    if point.executor != "host":
-        return "only the host executor records one, with hardware=cpu measure.timeline=true"
+    if point.executor != "host" and point.operation not in ("dispatch_gemm", "gemm_combine"):
+        return "on a GPU only dispatch_gemm and gemm_combine record one; type hardware=cpu"
     others = (word for word in point.overrides if not word.startswith("measure.timeline="))
     wanted = replace(point, overrides=(*others, "measure.timeline=true"))
     return f"type {command_of(wanted)}"

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from tilepipe.config import choices
 from tilepipe.records import SpanKind, SpanRole, Status
-from tilepipe.results.spans import SPAN_KINDS
+from tilepipe.results.spans import SPAN_KINDS, STAMPED_TERM, STAMPED_WINDOW
 
 __all__ = [
     "BREAKDOWN",
@@ -265,6 +265,7 @@ CONTENDER_FIGURES = {
         "1",
     ),
     "hidden_share": ("1 - (fused - gemm_all) / communication alone", "1"),
+    "stamping_cost": ("fused launches that leave stamps over those that do not", "1"),
     "speedup": ("sequential over fused, median over iterations of the ratio", "1"),
     "speedup_low": ("lower end of the interval of speedup, its kind as interval_kind says", "1"),
     "speedup_high": ("upper end of the interval of speedup, its kind as interval_kind says", "1"),
@@ -316,6 +317,7 @@ BREAKDOWN = _table(
         _time("low_ns", "lower end of the interval"),
         _time("high_ns", "upper end of the interval"),
         _word("interval_kind", _INTERVAL_KIND, "bootstrap95", "range"),
+        _time("stamped_ns", STAMPED_TERM, window=STAMPED_WINDOW),
     ],
 )
 SUMMARY = _table(

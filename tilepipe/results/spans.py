@@ -15,6 +15,8 @@ from tilepipe.records import Span, SpanKind
 __all__ = [
     "SHARES",
     "SPAN_KINDS",
+    "STAMPED_TERM",
+    "STAMPED_WINDOW",
     "LaneTimes",
     "by_lane",
     "lane_times",
@@ -33,6 +35,12 @@ SPAN_KINDS = {
     "reduce": "tokens whose rows are home are summed",
     "idle": "the rest: nothing was there to do",
 }
+STAMPED_TERM = (
+    "late, tail by stamps in kernels: time for which an SM that multiplies only waits for rows, "
+    "mean over those SMs; from the last tile to the last token; null but for points recorded on a "
+    "GPU"
+)
+STAMPED_WINDOW = "behind the barrier of stamped launches: median of several, slowest rank"
 # Kind of a span -> the share of its lane that it counts to.
 SHARES = {
     SpanKind.gate: "wait",

@@ -287,6 +287,7 @@ class FakeSession:
 
     def __init__(self, log, **measured):
         defaults = {"num_warmups": 1, "num_iters": 3, "max_iters": None, "interval": None}
+        defaults["timeline"] = False
         self.config = SimpleNamespace(
             measure=SimpleNamespace(**defaults | measured), launch=SimpleNamespace(wrap=None)
         )

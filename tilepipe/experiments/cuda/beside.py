@@ -29,9 +29,11 @@ from tilepipe.config.choices import Baseline, Layout, Operation
 from tilepipe.experiments.cuda.heap import watchdog_s
 from tilepipe.experiments.cuda.layer import expert_weights
 from tilepipe.experiments.cuda.payload import fill_rows
+from tilepipe.experiments.cuda.recording import Recordable
 from tilepipe.experiments.cuda.session import CudaSession
 from tilepipe.experiments.cuda.trial import CudaTrial, Gated
 from tilepipe.experiments.setting import Components, plan_settings
+from tilepipe.kernels.overlap.launch import BoundLaunch
 from tilepipe.measure.device import Part
 from tilepipe.measure.gate import BF16_POISON
 from tilepipe.records import Verdict
@@ -145,6 +147,11 @@ class BesideTorch:
             else:
                 _, source, token, slot = self.session.received_homes(rank)
                 fill_rows(self._inputs[self._rows[rank]], launch, source, token, slot=slot)
+
+    def fused(self, num_stamps: int) -> BoundLaunch:
+        """The trial's own; asked for only where that has one."""
+        assert isinstance(self._trial, Recordable)
+        return self._trial.fused(num_stamps)
 
     def poison(self, contender: str) -> None:
         if contender != self._name:

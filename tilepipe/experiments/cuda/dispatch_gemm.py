@@ -23,6 +23,7 @@ from tilepipe.kernels.overlap.group import (
     spare_table,
     upload_layer,
 )
+from tilepipe.kernels.overlap.launch import BoundLaunch
 from tilepipe.measure.device import Part
 from tilepipe.records import Verdict
 
@@ -79,11 +80,12 @@ class CudaDispatchGemm:
         # Who changes roles opens and begins together: measured, that is never slower.
         together = roles is Roles.switch
         fused = partial(fused_launch, group, layer, roles=roles, opens=together, gates=together)
+        self._fused = partial(fused, self._out["fused"])
         gemm = partial(gemm_launch, group, layer)
         alone, beside = self._num_ctas["gemm_all"], self._num_ctas["gemm_split"]
         spare = spare_table(group.heap)
         return {
-            "fused": [fused(self._out["fused"])],
+            "fused": [self._fused()],
             "sequential": [
                 partial(launcher.launch, "dispatch"),
                 gemm(self._out["sequential"], num_gemm_ctas=alone),
@@ -95,6 +97,9 @@ class CudaDispatchGemm:
             "gemm_contended": [fused(other, sending=spare)],
             "unsynced": [fused(other, wait=False)],
         }
+
+    def fused(self, num_stamps: int) -> BoundLaunch:
+        return self._fused(num_stamps=num_stamps)
 
     def prepare(self, contender: str, launch: int) -> None:
         if contender not in ("gemm_all", "gemm_split", "gemm_flags"):

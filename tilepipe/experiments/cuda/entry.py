@@ -21,9 +21,11 @@ def run_ranks(config: Config) -> tuple[RankRecord, ...]:
     from tilepipe.experiments.cuda.beside import with_baselines
     from tilepipe.experiments.cuda.session import opened_session
     from tilepipe.experiments.cuda.trial import measure
+    from tilepipe.kernels.kept import codes_kept, default_folder
 
     kind = importlib.import_module(f"tilepipe.experiments.cuda.{config.operation.name}").TRIAL
     with (
+        codes_kept(default_folder()),
         opened_session(config, kind.memory(config)) as session,
         with_baselines(kind(session)) as trial,
     ):

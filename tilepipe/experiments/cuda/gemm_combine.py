@@ -18,6 +18,7 @@ from tilepipe.experiments.setting import Components, Memory
 from tilepipe.fabric.table import Slot
 from tilepipe.kernels.overlap.group import ctas_alone, ctas_beside, spare_table
 from tilepipe.kernels.overlap.home_group import fused_home_launch, gemm_home_launch, upload_home
+from tilepipe.kernels.overlap.launch import BoundLaunch
 from tilepipe.measure.device import Part
 from tilepipe.records import Verdict
 
@@ -61,10 +62,11 @@ class CudaGemmCombine:
         launcher = group.launcher_on(layer.num_sms // len(group.ranks))
         launcher.prepare("push")
         fused = partial(fused_home_launch, group, layer, self._a)
+        self._fused = partial(fused, roles=roles)
         gemm = partial(gemm_home_launch, group, layer, self._a)
         gemm_all = gemm(num_gemm_ctas=self._alone)
         return {
-            "fused": [fused(roles=roles)],
+            "fused": [self._fused()],
             "sequential": [gemm_all, partial(launcher.launch, "push"), group.reduce],
             "push": [group.push],
             "reduce": [group.reduce],
@@ -73,6 +75,9 @@ class CudaGemmCombine:
             "gemm_publish": [gemm(num_gemm_ctas=self._beside, publish=True)],
             "gemm_contended": [fused(reduces=False, sending=spare_table(group.heap))],
         }
+
+    def fused(self, num_stamps: int) -> BoundLaunch:
+        return self._fused(num_stamps=num_stamps)
 
     def prepare(self, contender: str, launch: int) -> None:
         group = self.session.group

@@ -32,8 +32,6 @@ _TOLERANCE = TOLERANCES["bf16"]
 # smaller batches take the host longer than the device.
 _BATCH_VALUES = 2**25
 
-_TOLERANCE = TOLERANCES["bf16"]
-
 
 class DeviceOracle:
     """Expected outputs of one rank."""

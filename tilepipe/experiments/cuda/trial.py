@@ -7,6 +7,7 @@ from functools import partial
 from typing import Protocol
 
 from tilepipe.config.schemas import Config
+from tilepipe.experiments.cuda.recording import Recordable, Recorded, record
 from tilepipe.experiments.cuda.session import CudaSession
 from tilepipe.experiments.setting import GATE_LAUNCH, Components, Memory
 from tilepipe.measure.clocks import ClockWatch
@@ -63,7 +64,8 @@ def measure(trial: Gated) -> tuple[RankRecord, ...]:
     """Compare poisoned outputs, time, and compare what the last timed launches left.
 
     With a failed gate on any rank no rank takes a sample. Ranks of one process share a launch, so
-    they share its samples.
+    they share its samples. A timeline comes last, so that no stamp lies in a timed launch; what the
+    stamped launch leaves is compared too.
     """
     session, heap = trial.session, trial.session.group.heap
     verdicts: dict[int, list[Verdict]] = {rank: [] for rank in session.ranks}
@@ -77,19 +79,27 @@ def measure(trial: Gated) -> tuple[RankRecord, ...]:
             verdicts[rank] += trial.check(contender, rank, launch, "before")
     samples: tuple[Sample, ...] = ()
     clocks: Clocks | None = None
+    recorded = Recorded(spans={}, counts={})
     if heap.all_agree(all(verdict.passed for found in verdicts.values() for verdict in found)):
         samples, clocks, last_launch = _time(trial)
         for contender in trial.checked:
             for rank in session.ranks:
                 launch = last_launch[contender]
                 verdicts[rank] += trial.check(contender, rank, launch, "after")
+        if session.config.measure.timeline and session.config.launch.wrap is None:
+            assert isinstance(trial, Recordable), "an operation whose kernels leave no stamps"
+            launch = 1 + max(last_launch.values())
+            recorded = record(trial, launch)
+            for rank in session.ranks:
+                verdicts[rank] += trial.check("fused", rank, launch, "after")
     return tuple(
         RankRecord(
             rank=rank,
             samples=samples,
             verdicts=tuple(verdicts[rank]),
-            counts=session.counts(rank),
+            counts={**session.counts(rank), **recorded.counts.get(rank, {})},
             clocks=clocks,
+            spans=recorded.spans.get(rank, ()),
         )
         for rank in session.ranks
     )

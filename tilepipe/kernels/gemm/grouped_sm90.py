@@ -73,6 +73,7 @@ from tilepipe.kernels.semaphore import (
     set_relaxed,
     wait_at_least,
 )
+from tilepipe.kernels.stamps import Event, is_late, lap
 from tilepipe.kernels.watchdog import abort_word, give_up
 
 __all__ = [
@@ -107,6 +108,7 @@ class Place:
     warp: Any  # of the CTA
     lane: Any
     cta: Any  # in the cluster
+    tape: Any = None  # of the warp; None: it leaves no stamps
 
     def wait(self, barrier: Any, phase: Any, item: Item) -> None:
         await_phase(barrier, phase, item, self.table, self.rank, self.num_ranks, self.limit_ns)
@@ -228,7 +230,7 @@ def _hand_out(place: cutlass.Constexpr, shared: cutlass.Constexpr, num_clusters:
 def _wait_for_rows(
     place: cutlass.Constexpr, first_row: Int32, valid: Int32, expert: Int32, m_tile: Int32
 ):
-    """Return once the rows of a tile are here, or the launch is given up.
+    """Return once the rows of a tile are here, or the launch is given up; see `is_late` for what.
 
     Every lane waits and fences for itself: which one issues the loads is the hardware's choice.
     """
@@ -238,6 +240,7 @@ def _wait_for_rows(
     epoch = words[int(Word.epoch)]
     if cutlass.const_expr(plan.problem.wait is Granularity.token):
         flags = address(table, rank, Slot.row_flag)
+        late = is_late(place.tape, element(flags, first_row, Int32), epoch, Scope.sys)
         # Rows come from peers or this GPU, by bulk copies or stores: scope sys, read by TMA.
         for row in cutlass.range(first_row + place.lane, first_row + valid, LANES, unroll=1):
             flag = element(flags, row, Int32)
@@ -255,6 +258,7 @@ def _wait_for_rows(
         counter = expert if by_expert else m_tile
         expected = buffer(address(table, rank, Slot.ready_expected), Int32)[counter]
         ready = element(address(table, rank, Slot.ready), counter, Int32)
+        late = is_late(place.tape, ready, expected, Scope.sys)
         # Rows come from peers or this GPU, by bulk copies or stores: scope sys, read by TMA.
         came = wait_at_least(ready, expected, abort, place.limit_ns, Scope.sys, True)
         if not came and place.lane == 0:
@@ -264,6 +268,7 @@ def _wait_for_rows(
                 *(counter, expert, epoch, expected, seen),
             )
         cute.arch.sync_warp()
+    return late
 
 
 @cute.jit
@@ -280,29 +285,22 @@ def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass
     while more:
         more, first_row, valid, expert, n_tile, m_tile, _ = _read_record(place, shared, count)
         if more:
+            lap(place.tape, Event.stand)
             if cutlass.const_expr(plan.problem.wait is not None):
                 if valid > 0:
-                    _wait_for_rows(place, first_row, valid, expert, m_tile)
-            to_a, from_a = _partition(
-                operands.tma_a,
-                shared.a,
-                cute.local_tile(
-                    cute.domain_offset((first_row, 0), operands.a),
-                    (plan.tile_m, TILE_K),
-                    (0, None),
-                ),
-            )
+                    late = _wait_for_rows(place, first_row, valid, expert, m_tile)
+                    lap(place.tape, Event.wait, m_tile, late, valid)
+            own = cute.domain_offset((first_row, 0), operands.a)
+            own = cute.local_tile(own, (plan.tile_m, TILE_K), (0, None))
+            to_a, from_a = _partition(operands.tma_a, shared.a, own)
             pairs = []
             for part in cutlass.range_constexpr(parts):
                 # Part 0 is gate and 1 is up; of a tile without them they are its two halves.
                 column = n_tile * plan.tile_n + part * part_n
                 if cutlass.const_expr(concatenated):
                     column = n_tile * part_n + part * (plan.problem.n // 2)
-                rows = cute.local_tile(
-                    cute.domain_offset((column, 0), operands.b[None, None, expert]),
-                    (part_n, TILE_K),
-                    (0, None),
-                )
+                rows = cute.domain_offset((column, 0), operands.b[None, None, expert])
+                rows = cute.local_tile(rows, (part_n, TILE_K), (0, None))
                 pairs.append(_partition(operands.tma_b, _part_of(shared.b, part, plan), rows))
             for k in cutlass.range(plan.num_k_tiles, unroll=1):
                 if k == plan.claim_at:
@@ -332,6 +330,7 @@ def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass
                 stage += 1
                 if stage == stages:
                     stage, phase = Int32(0), phase ^ 1
+            lap(place.tape, Event.load, m_tile, n_tile, cutlass.max(valid, 0))
         count += 1
 
 
@@ -385,6 +384,7 @@ def _multiply_tile(
     stage, phase, last = first_stage, first_phase, first_stage
     tiled_mma.set(warpgroup.Field.ACCUMULATE, False)
     place.wait(shared.full + stage, phase, Item.full)
+    lap(place.tape, Event.stand)
     warpgroup.fence()
     for step in cutlass.range_constexpr(cute.size(frag_a, mode=[2])):
         for i in cutlass.range_constexpr(num_blocks):
@@ -534,7 +534,7 @@ def _multiply(
             arrive_named(int(Named.turn), 2 * THREADS_OF_GROUP)
     more = Boolean(True)
     while more:
-        more, first_row, valid, _, n_tile, _, _ = _read_record(place, shared, count)
+        more, first_row, valid, _, n_tile, m_tile, _ = _read_record(place, shared, count)
         if more:
             _take_record(place, shared, count)
             mine = Boolean(True)
@@ -564,6 +564,8 @@ def _multiply(
                 if cutlass.const_expr(plan.is_ping_pong):
                     arrive_named(int(Named.turn) + 1 - group, 2 * THREADS_OF_GROUP)
                 _emit_tile(place, shared, operands, sums, group, first_row, valid, n_tile)
+                if valid > 0:
+                    lap(place.tape, Event.tile, m_tile, n_tile, valid)
                 if cutlass.const_expr(plan.problem.publish and plan.clip is None):
                     if valid > 0:
                         arrive_named(int(Named.written) + group * STAGING_BUFFERS)
@@ -874,6 +876,7 @@ def gemm_entry(plan: KernelPlan, *, num_ranks: int = 1) -> Any:
         scale: cute.Pointer,  # (rows,) float32; not read but by Epilogue.row_scale
         workspace: cute.Pointer,
         rows: Int32,  # that A and D have room for
+        num_ctas: Int32,  # whole clusters
         limit_ns: Int64,  # of one wait
         stream: cuda.CUstream,
     ):
@@ -881,11 +884,11 @@ def gemm_entry(plan: KernelPlan, *, num_ranks: int = 1) -> Any:
         layouts = smem_layouts(plan)
         (tma_a, t_a), (tma_b, t_b), (tma_d, t_d) = atoms(plan, layouts, m_a, m_b, m_d)
         kernel(
-            *(table, rank, limit_ns, Int32(plan.num_gemm_ctas // plan.cluster_m)),
+            *(table, rank, limit_ns, num_ctas // plan.cluster_m),
             *(tma_a, t_a, tma_b, t_b, tma_d, t_d, plain_d),
             *(scale, Int64(workspace.toint()), make_tiled_mma(plan), *layouts),
         ).launch(
-            grid=[plan.num_gemm_ctas, 1, 1],
+            grid=[num_ctas, 1, 1],
             block=[NUM_THREADS, 1, 1],
             cluster=[plan.cluster_m, 1, 1],
             min_blocks_per_mp=1,

@@ -4,7 +4,7 @@ Knows nothing of who fills its operands.
 """
 
 from collections.abc import Callable
-from functools import cache
+from dataclasses import replace
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -22,6 +22,7 @@ from tilepipe.kernels.gemm.choices import Epilogue, Major
 from tilepipe.kernels.gemm.grouped_sm90 import NUM_THREADS, gemm_entry
 from tilepipe.kernels.gemm.plan import KernelPlan, check_workspace
 from tilepipe.kernels.gemm.tiles import RECORD_WORDS, num_to_cut, pack_cluster_tiles
+from tilepipe.kernels.kept import kept
 from tilepipe.kernels.residency import Residency, residency_of
 from tilepipe.schedule.layout import ReceiveLayout
 
@@ -32,16 +33,20 @@ def _pointer(dtype: Any, address: int, align: int) -> Any:
     return make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=align)
 
 
-@cache
 def compile_gemm(plan: KernelPlan, *, num_ranks: int = 1) -> Code:
-    """Compile for stand-in arguments, once in a process; needs no GPU."""
+    """Compile for stand-in arguments; needs no GPU. One code serves any number of CTAs."""
+    return _compile_any(replace(plan, num_gemm_ctas=plan.cluster_m, workspace_bytes=0), num_ranks)
+
+
+@kept
+def _compile_any(plan: KernelPlan, num_ranks: int) -> Code:
     return compile_code(
         gemm_entry(plan, num_ranks=num_ranks),
         (
             *(_pointer(Int64, 0, 16), Int32(0)),
             *(_pointer(BFloat16, 0, 16) for _ in range(3)),
             *(_pointer(Float32, 0, 4), _pointer(Int64, 0, 128)),
-            *(Int32(1), Int64(1), make_fake_stream()),
+            *(Int32(1), Int32(1), Int64(1), make_fake_stream()),
         ),
     )
 
@@ -144,7 +149,7 @@ class GroupedGemm:
             *(_pointer(BFloat16, tensor.data_ptr(), 16) for tensor in (a, b, d)),
             _pointer(Float32, 0 if scale is None else scale.data_ptr(), 4),
             _pointer(Int64, workspace.data_ptr(), 128),
-            *(Int32(len(a)), Int64(self._limit_ns)),
+            *(Int32(len(a)), Int32(self.plan.num_gemm_ctas), Int64(self._limit_ns)),
         )
 
         def launch() -> None:

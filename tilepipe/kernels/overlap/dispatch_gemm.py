@@ -48,6 +48,7 @@ from tilepipe.kernels.memory import LANES, address, buffer, element
 from tilepipe.kernels.move import move_rows
 from tilepipe.kernels.overlap.entries import fused_entry
 from tilepipe.kernels.overlap.plan import OverlapPlan
+from tilepipe.kernels.stamps import Event, lap
 from tilepipe.kernels.watchdog import wait_or_give_up
 
 __all__ = ["dispatch_gemm_entry"]
@@ -66,12 +67,13 @@ def _push_all(
     row_cost_ns: Int64,
     latency_ns: Int64,
     limit_ns: Int64,
+    tape: cutlass.Constexpr,
 ):
     """Push rows of the rank until none is left. Called by all warps; some have no ring."""
     if warp < plan.constants.num_warps:
         move_rows(
             *(edge, table, rank, lane, ring, barriers, plan.constants),
-            *(row_cost_ns, latency_ns, limit_ns),
+            *(row_cost_ns, latency_ns, limit_ns, tape),
         )
 
 
@@ -109,7 +111,9 @@ def _begin_together(place: cutlass.Constexpr):
                 *(Role.gemm_receive, tile, words[int(Word.epoch)]),
                 *(place.num_ranks, place.limit_ns),
             )
+        lap(place.tape, Event.wait)
     cute.arch.sync_threads()
+    lap(place.tape, Event.stand)
 
 
 @cute.jit
@@ -125,6 +129,7 @@ def _multiply(
     if cutlass.const_expr(plan.opens or plan.roles is Roles.switch):
         # Operands will lie where rows have been on their way.
         meet_all(plan.cluster_m)
+        lap(place.tape, Event.stand)
     if cutlass.const_expr(plan.gates):
         _begin_together(place)
     work_on_tiles(place, shared, operands, products, num_clusters)
@@ -152,7 +157,7 @@ def dispatch_gemm_entry(plan: OverlapPlan) -> Any:
         meet_all(plan.cluster_m)
         operands = seat.operands()
         way = (plan, near, rank, warp, lane, ring)
-        limits = (*seat.pace, place.limit_ns)
+        limits = (*seat.pace, place.limit_ns, place.tape)
         if cutlass.const_expr(plan.opens):
             _push_all(Edge.opening, *way, opening_barriers, *limits)
         if pushes:

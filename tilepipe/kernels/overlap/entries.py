@@ -26,6 +26,7 @@ from tilepipe.kernels.gemm.operands import atoms, global_tensors, make_tiled_mma
 from tilepipe.kernels.memory import shared_table
 from tilepipe.kernels.overlap.operands import operands_of_rank
 from tilepipe.kernels.overlap.plan import OverlapPlan
+from tilepipe.kernels.stamps import begin_tape, end_tape
 
 __all__ = ["Seat", "fused_entry"]
 
@@ -101,11 +102,15 @@ def fused_entry(plan: OverlapPlan, body: Callable[[Seat], None]) -> Any:
         memory = SmemAllocator()
         shared = allocate(memory, gemm, (layout_a, layout_b, layout_d))
         init_barriers(shared, gemm, thread)
+        tape = begin_tape(plan.num_stamps, memory, workspace, warp=warp, lane=lane)
         given = (tma_a, m_a, tma_b, m_b, tma_d, m_d, plain_d, scale, workspace)
         body(
             Seat(
                 plan=plan,
-                place=Place(gemm, table, rank, plan.constants.num_ranks, limit_ns, warp, lane, cta),
+                place=Place(
+                    *(gemm, table, rank, plan.constants.num_ranks, limit_ns, warp, lane, cta),
+                    tape=tape,
+                ),
                 thread=thread,
                 turn=turn,
                 num_comm_clusters=num_comm_clusters,
@@ -118,6 +123,7 @@ def fused_entry(plan: OverlapPlan, body: Callable[[Seat], None]) -> Any:
                 operands=lambda: operands_of_rank(plan, local, *given),
             )
         )
+        end_tape(tape)
 
     @cute.jit
     def host(

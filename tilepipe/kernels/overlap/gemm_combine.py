@@ -33,6 +33,7 @@ from tilepipe.kernels.memory import LANES
 from tilepipe.kernels.overlap.entries import fused_entry
 from tilepipe.kernels.overlap.home import REDUCING_WARPS, RING_BYTES, HomePlan
 from tilepipe.kernels.overlap.pushes import push_stored
+from tilepipe.kernels.stamps import Event, lap
 
 __all__ = ["gemm_combine_entry"]
 
@@ -43,16 +44,17 @@ _FIRST = _NUM_WARPS - REDUCING_WARPS
 _MULTIPLIED = 12
 
 
-def _reduce(plan: HomePlan, table, rank, lane, ring, limit_ns) -> None:
+def _reduce(plan: HomePlan, table, rank, lane, ring, limit_ns, tape) -> None:
     """Reduce tokens as they complete; by warps that have a ring."""
     if plan.reduces:
-        reduce_tokens(table, rank, lane, ring, plan.reduction, Slot.out, True, limit_ns)
+        reduce_tokens(table, rank, lane, ring, plan.reduction, Slot.out, True, limit_ns, tape)
 
 
-def _reduce_behind(plan: HomePlan, table, rank, lane, ring, limit_ns) -> None:
+def _reduce_behind(plan: HomePlan, table, rank, lane, ring, limit_ns, tape) -> None:
     """The same in a CTA that has multiplied: no warp of it reads operands any more."""
     cute.arch.barrier(barrier_id=_MULTIPLIED, number_of_threads=REDUCING_WARPS * LANES)
-    _reduce(plan, table, rank, lane, ring, limit_ns)
+    lap(tape, Event.stand)
+    _reduce(plan, table, rank, lane, ring, limit_ns, tape)
 
 
 @cute.jit
@@ -66,12 +68,13 @@ def _bring_home(
     barrier: cute.Pointer,
     pace: cutlass.Constexpr,
     limit_ns: Int64,
+    tape: cutlass.Constexpr,
 ):
     """Push what is stored, then reduce. Called by all warps of a communication CTA."""
     if warp >= _NUM_WARPS - plan.constants.num_warps:
-        push_stored(plan, table, rank, lane, ring, barrier, pace, limit_ns)
+        push_stored(plan, table, rank, lane, ring, barrier, pace, limit_ns, tape)
     if warp >= _FIRST:
-        _reduce(plan, table, rank, lane, ring, limit_ns)
+        _reduce(plan, table, rank, lane, ring, limit_ns, tape)
 
 
 def gemm_combine_entry(plan: HomePlan) -> Any:
@@ -94,12 +97,12 @@ def gemm_combine_entry(plan: HomePlan) -> Any:
         if seat.turn < seat.num_comm_clusters:
             _bring_home(
                 *(plan, near, rank, warp, lane, ring, barriers + own),
-                *(seat.pace, limit_ns),
+                *(seat.pace, limit_ns, place.tape),
             )
         else:
             finish = None
             if cutlass.const_expr(plan.roles is Roles.switch):
-                finish = partial(_reduce_behind, plan, near, rank, lane, ring, limit_ns)
+                finish = partial(_reduce_behind, plan, near, rank, lane, ring, limit_ns, place.tape)
             work_on_tiles(
                 *(place, seat.shared, seat.operands(), seat.products),
                 *(seat.num_gemm_clusters, finish),

@@ -19,13 +19,14 @@ from tilepipe.kernels.gemm.plan import GemmProblem, GemmTuning, KernelPlan, plan
 from tilepipe.kernels.group import DeviceGroup
 from tilepipe.kernels.launcher import constants_of
 from tilepipe.kernels.overlap.home import HomePlan, home_gemm_bytes
-from tilepipe.kernels.overlap.launch import FusedLaunch, make_plan
+from tilepipe.kernels.overlap.launch import BoundLaunch, FusedLaunch, make_plan
 from tilepipe.kernels.overlap.plan import (
     OverlapPlan,
     Split,
     gemm_bytes,
     num_first_tiles,
     split_chip,
+    stamped,
 )
 
 __all__ = [
@@ -109,10 +110,11 @@ def bind_fused(
     a: torch.Tensor,  # (rows, k) of the first rank
     d: torch.Tensor,  # (rows, n) of the first rank
     sending: torch.Tensor | None,  # table of communication; None: that of all
-) -> Callable[[], None]:
+    num_stamps: int = 0,  # that a warp has room for; 0: none is left
+) -> BoundLaunch:
     """A launch of a fused kernel, of all ranks of this process."""
     launch = FusedLaunch(
-        plan,
+        stamped(plan, num_stamps) if num_stamps else plan,
         split,
         limit_ns=int(group.watchdog_s * 1e9),
         pace_gbps=group.knobs.pace_gbps,
@@ -187,7 +189,8 @@ def fused_launch(
     gates: bool = False,  # CTAs of the GEMM begin together
     wait: bool = True,  # False: the GEMM does not look at flags, a control and a bound
     sending: torch.Tensor | None = None,  # table of communication; None: that of all
-) -> Callable[[], None]:
+    num_stamps: int = 0,  # that a warp has room for; 0: none is left
+) -> BoundLaunch:
     """A launch of both on torch's current stream, behind the gate of the group.
 
     Raises ValueError where the two do not fit together or not onto the chip.
@@ -199,6 +202,7 @@ def fused_launch(
         gates=gates,
         wait=wait,
         sending=sending,
+        num_stamps=num_stamps,
     )
 
 
@@ -235,7 +239,8 @@ def _bound(
     opens: bool = False,
     gates: bool = False,
     sending: torch.Tensor | None = None,
-) -> Callable[[], None]:
+    num_stamps: int = 0,
+) -> BoundLaunch:
     """A launch of the fused kernel of all ranks of this process."""
     ranks, settings = group.ranks, group.settings
     received = [group.tensor(rank, Slot.recv_x).view(torch.bfloat16) for rank in ranks]
@@ -250,7 +255,13 @@ def _bound(
         a_rank_pitch=rank_pitch(received),
         d_rank_pitch=out.stride(0),
     )
-    return bind_fused(group, layer, plan, split, a=received[0], d=out[0], sending=sending)
+    return bind_fused(
+        *(group, layer, plan, split),
+        a=received[0],
+        d=out[0],
+        sending=sending,
+        num_stamps=num_stamps,
+    )
 
 
 _SPARE = {

@@ -54,6 +54,7 @@ class HomePlan:
     piece_bytes: int
     group_rows: int  # pieces that a warp moves at a time
     smem_bytes: int
+    num_stamps: int = 0  # that a warp has room for; 0: none is left
 
     @property
     def cluster_m(self) -> int:

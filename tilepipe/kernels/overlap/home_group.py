@@ -22,6 +22,7 @@ from tilepipe.kernels.overlap.group import (
     rank_pitch,
 )
 from tilepipe.kernels.overlap.home import order_units, plan_home_launch
+from tilepipe.kernels.overlap.launch import BoundLaunch
 from tilepipe.kernels.overlap.plan import Split
 
 __all__ = ["fused_home_launch", "gemm_home_launch", "upload_home"]
@@ -56,13 +57,15 @@ def fused_home_launch(
     roles: Roles = Roles.fixed,
     reduces: bool = True,
     sending: torch.Tensor | None = None,  # table of communication; None: that of all
-) -> Callable[[], None]:
+    num_stamps: int = 0,  # that a warp has room for; 0: none is left
+) -> BoundLaunch:
     """A launch of both on torch's current stream, behind the gate of the group.
 
     Raises ValueError where the two do not fit together or not onto the chip.
     """
     split = Split(num_comm_ctas=group.knobs.num_ctas, num_gemm_ctas=ctas_beside(group, layer))
-    return _bound(group, layer, a, split, roles=roles, reduces=reduces, sending=sending)
+    how = {"roles": roles, "reduces": reduces, "sending": sending, "num_stamps": num_stamps}
+    return _bound(group, layer, a, split, **how)
 
 
 def gemm_home_launch(
@@ -96,7 +99,8 @@ def _bound(
     reduces: bool,
     publish: bool = True,
     sending: torch.Tensor | None = None,
-) -> Callable[[], None]:
+    num_stamps: int = 0,
+) -> BoundLaunch:
     """A launch of the fused kernel of all ranks of this process."""
     ranks = group.ranks
     products = [group.tensor(rank, Slot.y).view(torch.bfloat16) for rank in ranks]
@@ -110,4 +114,10 @@ def _bound(
         a_rank_pitch=a.stride(0),
         d_rank_pitch=rank_pitch(products),
     )
-    return bind_fused(group, layer, plan, split, a=a[0], d=products[0], sending=sending)
+    return bind_fused(
+        *(group, layer, plan, split),
+        a=a[0],
+        d=products[0],
+        sending=sending,
+        num_stamps=num_stamps,
+    )

@@ -4,7 +4,7 @@ Knows nothing of routing, of oracles and of who opens the launch.
 """
 
 from collections.abc import Callable
-from functools import cache
+from dataclasses import dataclass
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -19,14 +19,16 @@ from tilepipe.kernels.compile import Code, compile_code
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.gemm.grouped_sm90 import NUM_THREADS
 from tilepipe.kernels.gemm.plan import DESCRIPTOR_BYTES, KernelPlan
+from tilepipe.kernels.kept import kept
 from tilepipe.kernels.move import warp_bytes
 from tilepipe.kernels.overlap.dispatch_gemm import dispatch_gemm_entry
 from tilepipe.kernels.overlap.gemm_combine import gemm_combine_entry
 from tilepipe.kernels.overlap.home import HomePlan
 from tilepipe.kernels.overlap.plan import OverlapPlan, Split, plan_overlap
 from tilepipe.kernels.residency import Residency, residency_of
+from tilepipe.kernels.track import NUM_TRACKS, RECORD_BYTES
 
-__all__ = ["FusedLaunch", "compile_overlap", "make_plan"]
+__all__ = ["BoundLaunch", "FusedLaunch", "compile_overlap", "make_plan"]
 
 
 def make_plan(
@@ -59,7 +61,7 @@ def _pointer(dtype: Any, address: int, align: int) -> Any:
     return make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=align)
 
 
-@cache
+@kept
 def compile_overlap(plan: OverlapPlan | HomePlan) -> Code:
     """Compile for stand-in arguments, once in a process; needs no GPU."""
     return compile_code(
@@ -72,6 +74,19 @@ def compile_overlap(plan: OverlapPlan | HomePlan) -> Code:
             *(Int32(1), make_fake_stream()),
         ),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundLaunch:
+    """A launch on torch's current stream, with the memory that it reads and writes."""
+
+    plan: OverlapPlan | HomePlan
+    run: Callable[[], None]
+    # (CTAs, NUM_TRACKS, 1 + records, 4) int32, see track.py; None: it leaves no stamps
+    tracks: torch.Tensor | None
+
+    def __call__(self) -> None:
+        self.run()
 
 
 class FusedLaunch:
@@ -118,11 +133,21 @@ class FusedLaunch:
         a: torch.Tensor,  # (rows, k) bf16 of the first rank
         b: torch.Tensor,  # (experts of all ranks of the launch, n, k) bf16
         d: torch.Tensor,  # (rows, out_n) bf16 of the first rank
-    ) -> Callable[[], None]:
-        """A launch on torch's current stream. The tensors must outlive it."""
+    ) -> BoundLaunch:
+        """A launch on torch's current stream. The tensors must outlive it.
+
+        Stamps lie behind the descriptors; whoever reads them zeroes them before a launch.
+        """
         plan, split = self.plan, self.split
         num_ctas = plan.num_launch_ranks * split.num_ctas
-        workspace = torch.zeros(num_ctas * DESCRIPTOR_BYTES, dtype=torch.uint8, device=a.device)
+        records = 1 + plan.num_stamps if plan.num_stamps else 0
+        tracks_bytes = num_ctas * NUM_TRACKS * records * RECORD_BYTES
+        size = num_ctas * DESCRIPTOR_BYTES + tracks_bytes
+        workspace = torch.zeros(size, dtype=torch.uint8, device=a.device)
+        tracks = None
+        if records:
+            words = workspace[num_ctas * DESCRIPTOR_BYTES :].view(torch.int32)
+            tracks = words.view(num_ctas, NUM_TRACKS, records, RECORD_BYTES // 4)
         kept = (table, sending, a, b, d, workspace)
         arguments = (
             *(_pointer(Int64, tensor.data_ptr(), 16) for tensor in (table, sending)),
@@ -137,4 +162,4 @@ class FusedLaunch:
             assert kept, "memory that the launch reads and writes"
             self._function(*arguments, cuda.CUstream(torch.cuda.current_stream().cuda_stream))
 
-        return launch
+        return BoundLaunch(plan=plan, run=launch, tracks=tracks)

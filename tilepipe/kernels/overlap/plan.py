@@ -8,6 +8,7 @@ shape, since lone ones would break pairs of SMs apart.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tilepipe.config.choices import Copy, Granularity, Roles
 from tilepipe.config.limits import FUSED_WARPS, SHARED_BYTES
@@ -16,7 +17,15 @@ from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.gemm.choices import Clip
 from tilepipe.kernels.gemm.plan import BESIDE_RINGS_BYTES, KernelPlan
 
-__all__ = ["OverlapPlan", "Split", "gemm_bytes", "num_first_tiles", "plan_overlap", "split_chip"]
+__all__ = [
+    "OverlapPlan",
+    "Split",
+    "gemm_bytes",
+    "num_first_tiles",
+    "plan_overlap",
+    "split_chip",
+    "stamped",
+]
 
 _ALIGN = 128
 _TABLE_SLOT_BYTES = 8
@@ -49,6 +58,7 @@ class OverlapPlan:
     d_rank_pitch: int
     ring_bytes: int  # shared memory of a communication warp
     smem_bytes: int
+    num_stamps: int = 0  # that a warp has room for; 0: none is left
 
     @property
     def cluster_m(self) -> int:
@@ -105,6 +115,22 @@ def plan_overlap(
         ring_bytes=ring_bytes,
         smem_bytes=own_bytes,
     )
+
+
+def stamped(plan: Any, num_stamps: int) -> Any:
+    """The plan of the same launch whose warps leave so many stamps each; of either fused launch.
+
+    Raises ValueError where shared memory has no room to count them.
+    """
+    # Barriers of the GEMM, two tile records and the counts of twelve warps share two lines.
+    beside = 8 * (2 * plan.gemm.num_stages + 4) + 2 * 32 + 12 * 4
+    own_bytes = plan.smem_bytes + _ALIGN * max(0, -(-beside // _ALIGN) - 2)
+    if own_bytes > SHARED_BYTES:
+        raise ValueError(
+            f"measure.timeline=true: a stamped CTA needs {own_bytes} bytes of shared memory, and "
+            f"an SM has {SHARED_BYTES}; lower kernel.num_stages, or type measure.timeline=false"
+        )
+    return replace(plan, num_stamps=num_stamps, smem_bytes=own_bytes)
 
 
 def _beside_bytes(constants: Constants, table_slots: int) -> int:

@@ -35,6 +35,7 @@ from tilepipe.kernels.semaphore import (
     wait_at_least,
 )
 from tilepipe.kernels.simt import copy_row
+from tilepipe.kernels.stamps import Event, is_late, lap
 from tilepipe.kernels.watchdog import abort_word, give_up
 from tilepipe.schedule.packed import SLOT_BITS, TOKEN_BITS
 
@@ -54,6 +55,7 @@ def push_stored(
     barrier: cute.Pointer,  # of the loads into it
     pace: cutlass.Constexpr,  # time that a piece takes on a paced link, its latency
     limit_ns: Int64,
+    tape: cutlass.Constexpr = None,  # of the warp; None: it leaves no stamps
 ):
     """Push until no group is left to claim. Called by all lanes of a warp."""
     words = address(table, rank, Slot.words)
@@ -73,7 +75,11 @@ def push_stored(
         first, valid = tiles[2 * tile] + begin, tiles[2 * tile + 1] - begin
         count = cutlass.min(valid, plan.group_rows)
         if count > 0:
-            came = _wait_stored(plan, table, rank, lane, chunk, first_wait, num_wait, limit_ns)
+            lap(tape, Event.look)
+            came, late = _wait_stored(
+                *(plan, table, rank, lane, chunk, first_wait, num_wait, limit_ns, tape)
+            )
+            lap(tape, Event.wait, place, late)
             alive = cute.arch.vote_all_sync(came)
             if alive:
                 _push_group(
@@ -81,6 +87,7 @@ def push_stored(
                     *(first, count, chunk, pace, limit_ns),
                 )
                 phase = phase ^ 1
+            lap(tape, Event.send, place, 0, count)
         place = cute.arch.shuffle_sync(coming, 0)
 
 
@@ -94,8 +101,10 @@ def _wait_stored(
     first: Int32,
     num_tiles: Int32,
     limit_ns: Int64,
-) -> Boolean:
-    """Wait until tiles are stored, in one chunk or in all, counters dealt to lanes.
+    tape: cutlass.Constexpr,
+) -> tuple[Boolean, Int32]:
+    """Wait until tiles are stored, in one chunk or in all, counters dealt to lanes; and whether the
+    first lane had to, where somebody stamps.
 
     Stored on this GPU by TMA or plain stores of other CTAs: scope gpu. Each lane acquires what it
     has seen; the barrier and another fence order that before what any lane reads or copies.
@@ -107,7 +116,7 @@ def _wait_stored(
     one_chunk = plan.num_pieces > 1
     per_tile = 1 if one_chunk else gemm.num_chunks
     by_bulk = plan.constants.copy is Copy.tma
-    came = Boolean(True)
+    came, late = Boolean(True), Int32(0)
     for i in cutlass.range(lane, num_tiles * per_tile, LANES, unroll=1):
         tile = first + i // per_tile
         part = chunk if one_chunk else i % per_tile
@@ -115,6 +124,7 @@ def _wait_stored(
         width = ends - (part * gemm.num_n_tiles + gemm.num_chunks - 1) // gemm.num_chunks
         expected = tiles[2 * tile + 1] * width
         counter = element(stored, tile * gemm.num_chunks + part, Int32)
+        late = late | is_late(tape, counter, expected, Scope.gpu)
         here = wait_at_least(counter, expected, abort, limit_ns, Scope.gpu, by_bulk)
         if not here:
             epoch = buffer(address(table, rank, Slot.words), Int32)[int(Word.epoch)]
@@ -125,7 +135,7 @@ def _wait_stored(
         came = came and here
     cute.arch.sync_warp()
     acquire_fence(Scope.gpu, by_bulk)
-    return came
+    return came, late
 
 
 @cute.jit

@@ -1,0 +1,234 @@
+"""What stamps cost fused launches, and whether they agree with the breakdown's own terms.
+
+    python -m benchmarks.stamps_agree FOLDER [NAME ...] [--limit-s 120]
+
+Workload deepseek_v3_ep8_rank unless a job says otherwise, 4096 tokens, one GPU. A process a job,
+all at once: they compile beside each other, and a lock lets one of them use the GPU at a time.
+FOLDER gets a JSON file a job, `timeline-NAME.parquet` with the spans, and `agreement.csv`. A job
+compares what fused and stamped launches leave with the FP32 oracle.
+"""
+
+import argparse
+import csv
+import fcntl
+import json
+import subprocess
+import sys
+import time
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+_DISPATCH = "kernel=dispatch_gemm kernel.num_comm_ctas=12"
+_COMBINE = "kernel=gemm_combine kernel.num_comm_ctas=24"
+JOBS = {
+    "dispatch_switch": f"{_DISPATCH} kernel.roles=switch",
+    "dispatch_fixed": f"{_DISPATCH} kernel.roles=fixed",
+    "dispatch_fixed_6": "kernel=dispatch_gemm kernel.num_comm_ctas=6 kernel.roles=fixed",
+    "dispatch_tma": f"{_DISPATCH} kernel.roles=switch kernel.copy=tma",
+    "dispatch_random": f"{_DISPATCH} kernel.roles=fixed kernel.order=random",
+    "dispatch_paced": f"{_DISPATCH} kernel.roles=switch launch.pace_gbps=200",
+    "dispatch_8_ranks": "kernel=dispatch_gemm kernel.num_comm_ctas=2 workload=deepseek_v3 "
+    "workload.num_tokens=512 launch.num_ranks=8",
+    "combine_switch": f"{_COMBINE} kernel.roles=switch",
+    "combine_fixed": f"{_COMBINE} kernel.roles=fixed",
+    "combine_tma": f"{_COMBINE} kernel.roles=switch kernel.copy=tma",
+    "combine_token": f"{_COMBINE} kernel.roles=switch kernel.granularity=token",
+    "combine_8_ranks": "kernel=gemm_combine kernel.num_comm_ctas=4 workload=deepseek_v3 "
+    "workload.num_tokens=512 launch.num_ranks=8",
+}
+_TIMED = ("fused", "gemm_contended")
+_NUM_ITERS = 15
+_COLUMNS = (
+    *("job", "fused_us", "contended_us", "stamping_cost", "term", "breakdown_us", "low_us"),
+    *("high_us", "stamped_us", "allowed_us", "agrees", "kernel_us", "spans_us", "sms", "faults"),
+)
+
+
+def config_of(words: str) -> Any:
+    """The configuration that these words compose."""
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    from tilepipe.config.checks import check_config
+    from tilepipe.config.register import CONF_DIR, register
+    from tilepipe.config.schemas import config_from_dict
+
+    register()
+    asked = ["hardware=h200_x1", "workload=deepseek_v3_ep8_rank", "workload.num_tokens=4096"]
+    own = {word.split("=")[0] for word in words.split()}
+    asked = [word for word in asked if word.split("=")[0] not in own]
+    typed = [*asked, *words.split(), "measure=short", "measure.timeline=true"]
+    with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+        composed = compose("config", overrides=typed, return_hydra_config=True)
+    OmegaConf.set_struct(composed, False)
+    composed.pop("hydra")
+    config = config_from_dict(OmegaConf.to_container(composed, resolve=True, enum_to_str=True))
+    check_config(config)
+    return config
+
+
+def run_job(name: str, folder: Path) -> None:
+    """Time fused and contended launches, record stamped ones, write what they say."""
+    from tilepipe.experiments.cuda.session import opened_session
+
+    config = config_of(JOBS[name])
+    kind = import_module(f"tilepipe.experiments.cuda.{config.operation.name}").TRIAL
+    with opened_session(config, kind.memory(config)) as session:
+        trial = kind(session)
+        trial.fused(1024)  # compiled before the GPU is asked for
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            row, spans = _measured(name, config, trial)
+    (folder / f"{name}.json").write_text(json.dumps(row))
+    _write_spans(folder / f"timeline-{name}.parquet", spans)
+
+
+def _measured(name: str, config: Any, trial: Any) -> tuple[dict[str, Any], Any]:
+    import numpy as np
+
+    from tilepipe.experiments.cuda.recording import record
+    from tilepipe.results.sms import agreement
+
+    session = trial.session
+    fused, contended = _series(trial)
+    recorded = record(trial, 1000)
+    counts = recorded.counts[session.ranks[0]]
+    term = "tail" if config.operation.name == "gemm_combine" else "late"
+    measured = _difference(fused, contended)
+    stamped_ns = counts[f"stamped_{term}_ns"]
+    found = agreement(term, stamped_ns, measured, fused_ns=int(np.median(fused)))
+    every = [span for spans in recorded.spans.values() for span in spans]
+    spans_ns = max(s.end_ns for s in every) - min(s.start_ns for s in every)
+    row = {
+        "job": name,
+        "fused_us": np.median(fused) / 1e3,
+        "contended_us": np.median(contended) / 1e3,
+        "stamping_cost": counts["stamped_ns"] / counts["unstamped_ns"],
+        "term": term,
+        "breakdown_us": measured.value / 1e3,
+        "low_us": measured.low / 1e3,
+        "high_us": measured.high / 1e3,
+        "stamped_us": stamped_ns / 1e3,
+        "allowed_us": found.allowed / 1e3,
+        "agrees": found.holds,
+        "kernel_us": counts["recorded_ns"] / 1e3,
+        "spans_us": spans_ns / 1e3,
+        "sms": _roles(recorded.spans[session.ranks[0]]),
+        "faults": "; ".join(
+            verdict.detail
+            for rank in session.ranks
+            for verdict in trial.check("fused", rank, 1000, "after")
+            if not verdict.passed
+        ),
+    }
+    return row, recorded.spans
+
+
+def _series(trial: Any) -> tuple[Any, Any]:
+    """Times of the kernels of fused and gemm_contended, in turn."""
+    import numpy as np
+
+    from tilepipe.measure.contenders import run_interleaved
+
+    def timed(contender: str, number: int) -> Any:
+        trial.session.group.refresh_plan()
+        trial.prepare(contender, 2 + number)
+        return trial.time(contender)
+
+    samples = run_interleaved(
+        {contender: partial(timed, contender) for contender in _TIMED},
+        num_warmups=2,
+        num_iters=_NUM_ITERS,
+        barrier=lambda: None,
+    )
+    taken: dict[tuple[str, str], list[int]] = {}
+    for sample in samples:
+        taken.setdefault((sample.contender, sample.component), []).append(sample.duration_ns)
+    fused = np.array(taken["fused", "e2e"]) - np.array(taken["fused", "plan"])
+    return fused, np.array(taken["gemm_contended", "stage"])
+
+
+def _difference(fused: Any, contended: Any) -> Any:
+    """The breakdown's last term, with its interval."""
+    import numpy as np
+
+    from tilepipe.measure.stats import bootstrap_medians, resample_idx
+    from tilepipe.records import Interval
+
+    idx = resample_idx(_NUM_ITERS, num_resamples=1000, seed=1)
+    drawn = bootstrap_medians(fused, idx) - bootstrap_medians(contended, idx)
+    value = int(np.median(fused) - np.median(contended))
+    low, high = (int(np.percentile(drawn, p)) for p in (2.5, 97.5))
+    return Interval(value=value, low=min(low, value), high=max(high, value))
+
+
+def _roles(spans: Any) -> str:
+    """Mean microseconds of an SM of each role, by what it did."""
+    from tilepipe.results.sms import role_times
+
+    return "; ".join(
+        f"{role.num_sms} {which}: "
+        + " ".join(f"{k.name} {ns / role.num_sms / 1e3:.1f}" for k, ns in role.by_kind.items())
+        for which, role in role_times(spans).items()
+    )
+
+
+def _write_spans(path: Path, spans: Any) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    names = (
+        *("lane", "start_ns", "end_ns", "expert", "m_tile", "n_tile", "chunk"),
+        *("peer", "ticket", "num_rows", "deadline", "lateness_ns"),
+    )
+    rows = [(rank, span) for rank, found in spans.items() for span in found]
+    columns = {name: [getattr(span, name) for _, span in rows] for name in names}
+    columns |= {"rank": [rank for rank, _ in rows]}
+    columns |= {key: [getattr(s, key).name for _, s in rows] for key in ("role", "kind")}
+    pq.write_table(pa.table(columns), path)
+
+
+def _run_all(names: list[str], folder: Path, limit_s: float) -> list[str]:
+    """Those that have failed."""
+    running = {}
+    for name in names:
+        words = (sys.executable, "-m", __spec__.name, str(folder), "--job", name)
+        log = (folder / f"{name}.log").open("w")
+        running[name] = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT)
+    ends = time.monotonic() + limit_s
+    failed = []
+    for name, process in running.items():
+        try:
+            code = process.wait(max(0.0, ends - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = 1
+        failed += [name] * bool(code)
+    return failed
+
+
+def main() -> int | str:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(JOBS))
+    parser.add_argument("--limit-s", type=float, default=180.0)
+    parser.add_argument("--job", help=argparse.SUPPRESS)
+    typed = parser.parse_args()
+    typed.folder.mkdir(parents=True, exist_ok=True)
+    if typed.job:
+        run_job(typed.job, typed.folder)
+        return 0
+    failed = _run_all(typed.names or list(JOBS), typed.folder, typed.limit_s)
+    rows = [json.loads(path.read_text()) for path in sorted(typed.folder.glob("*.json"))]
+    with (typed.folder / "agreement.csv").open("w", newline="") as sink:
+        writer = csv.DictWriter(sink, _COLUMNS)
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({k: f"{v:.5g}" if isinstance(v, float) else v for k, v in row.items()})
+    return f"failed, see its log: {', '.join(failed)}" if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""SMs of a recorded launch: what each did as a whole, and what its spans say of a breakdown.
+
+Knows nothing of files, of how spans were stamped and of how they are drawn.
+
+An SM whose warps work apart has a lane for each, `SM.WARP`. As a whole it does what the busiest of
+them does: it multiplies where one of them does, sends where none multiplies and one sends, waits
+where nobody does anything else. So its spans follow each other like those of any lane.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+
+from tilepipe.records import Interval, Span, SpanKind, SpanRole
+from tilepipe.results.spans import LaneTimes, lane_times
+
+__all__ = ["Agreement", "RoleTimes", "agreement", "late_ns", "role_times", "sm_spans", "tail_ns"]
+
+# What an SM is said to do of all that its warps do at once: the first of these.
+_RANK = {
+    kind: place
+    for place, kind in enumerate(
+        (
+            SpanKind.tile,
+            SpanKind.reduce,
+            SpanKind.send,
+            SpanKind.copy,
+            SpanKind.plan,
+            SpanKind.gate,
+            SpanKind.wait,
+            SpanKind.idle,
+        )
+    )
+}
+
+
+def sm_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """The spans of one rank with one lane for each SM; lanes without a warp stay as they are."""
+    lanes: defaultdict[str, list[Span]] = defaultdict(list)
+    for span in spans:
+        lanes[span.lane.partition(".")[0]].append(span)
+    whole: list[Span] = []
+    for lane, found in lanes.items():
+        apart = len({span.lane for span in found}) > 1
+        whole += _merged(found, lane) if apart else found
+    return tuple(whole)
+
+
+def _merged(spans: Sequence[Span], lane: str) -> Iterator[Span]:
+    """One lane out of several of equal length."""
+    coming = sorted(spans, key=lambda span: span.start_ns)
+    times = sorted({time for span in spans for time in (span.start_ns, span.end_ns)})
+    there: list[tuple[int, int, int]] = []
+    taken = 0
+    last: tuple[Span, int] | None = None  # the span under way, and when it began
+    for time in times[:-1]:
+        while taken < len(coming) and coming[taken].start_ns <= time:
+            span = coming[taken]
+            # Of equals the one that began first stays, so that none is cut up by the others.
+            heappush(there, (_RANK[span.kind], span.start_ns, taken))
+            taken += 1
+        while coming[there[0][2]].end_ns <= time:
+            heappop(there)
+        top = coming[there[0][2]]
+        if last is None or last[0] is not top:
+            if last is not None:
+                yield _piece(last[0], last[1], time, lane)
+            last = top, time
+    if last is not None:
+        yield _piece(last[0], last[1], times[-1], lane)
+
+
+def _piece(span: Span, start_ns: int, end_ns: int, lane: str) -> Span:
+    """A span as far as it shows; a wait is no later than that."""
+    late = span.lateness_ns
+    late = None if late is None else min(late, end_ns - start_ns)
+    return replace(span, lane=lane, start_ns=start_ns, end_ns=end_ns, lateness_ns=late)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoleTimes:
+    """Where the time of the SMs of one role went, all together."""
+
+    num_sms: int
+    times: LaneTimes
+    by_kind: Mapping[SpanKind, int]  # ns
+
+
+def role_times(spans: Iterable[Span]) -> dict[str, RoleTimes]:
+    """By what SMs were there for: `compute`, `communication`, or `both`, one after the other."""
+    lanes: defaultdict[str, list[Span]] = defaultdict(list)
+    for span in sm_spans(spans):
+        lanes[span.lane].append(span)
+    groups: defaultdict[str, list[Span]] = defaultdict(list)
+    counts: defaultdict[str, int] = defaultdict(int)
+    for found in lanes.values():
+        roles = {span.role for span in found if span.kind is not SpanKind.idle}
+        roles -= {SpanRole.plan}
+        name = "both" if len(roles) > 1 else next(iter(roles), found[0].role).name
+        counts[name] += 1
+        groups[name] += found
+    told = {}
+    for name, found in sorted(groups.items()):
+        by_kind: defaultdict[SpanKind, int] = defaultdict(int)
+        for span in found:
+            by_kind[span.kind] += span.end_ns - span.start_ns
+        told[name] = RoleTimes(num_sms=counts[name], times=lane_times(found), by_kind=dict(by_kind))
+    return told
+
+
+def late_ns(spans: Mapping[int, Sequence[Span]]) -> int:
+    """Dispatch -> GEMM: how much longer a launch takes since rows come late, by its spans.
+
+    The time for which an SM that multiplies does nothing but wait for rows, averaged over those
+    SMs: tiles are handed out late, so what one of them loses all make good. Of the rank that loses
+    most; 0 where nothing is multiplied.
+    """
+    return max((_late_of(found) for found in spans.values()), default=0)
+
+
+def _late_of(spans: Sequence[Span]) -> int:
+    merged = sm_spans(spans)
+    sms = {span.lane for span in merged if span.kind is SpanKind.tile}
+    lost = sum(
+        span.end_ns - span.start_ns
+        for span in merged
+        if span.kind is SpanKind.wait and span.role is SpanRole.compute and span.lane in sms
+    )
+    return round(lost / len(sms)) if sms else 0
+
+
+def tail_ns(spans: Mapping[int, Sequence[Span]]) -> int:
+    """GEMM -> combine: from the last tile of a rank to its last reduced token, of the rank with the
+    longest; 0 where nothing is reduced."""
+    return max((_tail_of(found) for found in spans.values()), default=0)
+
+
+def _tail_of(spans: Sequence[Span]) -> int:
+    tiles = [span.end_ns for span in spans if span.kind is SpanKind.tile]
+    reduced = [span.end_ns for span in spans if span.kind is SpanKind.reduce]
+    return max(0, max(reduced) - max(tiles)) if tiles and reduced else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """A term of a breakdown beside what stamps say of it, ns."""
+
+    term: str
+    stamped: int
+    measured: Interval
+    allowed: int  # difference
+
+    @property
+    def holds(self) -> bool:
+        return abs(self.stamped - self.measured.value) <= self.allowed
+
+    def __str__(self) -> str:
+        low, high = self.measured.low / 1e3, self.measured.high / 1e3
+        return (
+            f"{self.term}: {self.stamped / 1e3:.1f} us by stamps, "
+            f"{self.measured.value / 1e3:.1f} us [{low:.1f}, {high:.1f}] by the breakdown: "
+            f"{'they agree' if self.holds else 'they differ by more'} "
+            f"{'within' if self.holds else 'than'} {self.allowed / 1e3:.1f} us"
+        )
+
+
+def agreement(term: str, stamped: int, measured: Interval, *, fused_ns: int) -> Agreement:
+    """Whether the two are as near as 1 % of the fused time or the term's interval, what is more."""
+    reach = max(measured.high - measured.value, measured.value - measured.low)
+    return Agreement(
+        term=term, stamped=stamped, measured=measured, allowed=max(fused_ns // 100, reach)
+    )
