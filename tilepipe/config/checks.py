@@ -8,8 +8,6 @@ import re
 from typing import Any
 
 from tilepipe.config.choices import (
-    L2,
-    Baseline,
     Copy,
     Dtype,
     Fabric,
@@ -17,7 +15,6 @@ from tilepipe.config.choices import (
     Operation,
     Order,
     Planner,
-    Regime,
 )
 from tilepipe.config.limits import (
     FUSED_WARPS,
@@ -35,6 +32,7 @@ from tilepipe.config.limits import (
 from tilepipe.config.placements import BalancedPlacement, ContiguousPlacement, FilePlacement
 from tilepipe.config.refuse import require
 from tilepipe.config.routings import AllLocalRouting
+from tilepipe.config.running import LEAVE_OUT, check_running
 from tilepipe.config.schemas import (
     SWEEP_KEYS,
     AllRemoteRouting,
@@ -78,10 +76,7 @@ def check_config(config: Config) -> None:
     _check_gpu_keys(config)
     _check_kernels(config)
     check_tiles(config)
-    _check_pace(config)
-    _check_measure(config)
-    _check_baselines(config)
-    _check_wrap(config)
+    check_running(config)
 
 
 _ELEM_BYTES = {Dtype.bf16: 2}
@@ -162,15 +157,6 @@ _LAWS_BY_RANK = (Law.hot_rank, Law.all_local, Law.all_remote)
 _LAWS_THAT_PROMISE = (Law.all_local, Law.all_remote)
 
 
-def _check_wrap(config: Config) -> None:
-    """Inside this process there is room for one rank, or for all that one GPU holds."""
-    num_ranks, fabric = config.launch.num_ranks, config.launch.fabric
-    if config.launch.wrap == "inline" and fabric is not Fabric.loopback:
-        require(num_ranks == 1, "launch.num_ranks", num_ranks, "launch.wrap=inline runs one rank")
-    named = config.launch.wrap is None or config.launch.wrap.strip() != ""
-    require(named, "launch.wrap", config.launch.wrap, "type a command, inline, or null")
-
-
 # Fabric -> most ranks, and why.
 _MAX_RANKS = {
     Fabric.loopback: (MAX_LOOPBACK_RANKS, "its ranks share one GPU"),
@@ -209,8 +195,6 @@ _COPIES_OF = {
     "num_stages": (Copy.tma,),
     "stage_bytes": (Copy.tma,),
 }
-_LEAVE_OUT = "leave the key out, or choose hardware with a GPU"
-_ON_HOST = "leave the key out, or type hardware=cpu"
 
 
 def _check_gpu_keys(config: Config) -> None:
@@ -220,14 +204,14 @@ def _check_gpu_keys(config: Config) -> None:
     if isinstance(kernel, GroupedGemmKernel):
         _check_gemm_keys(kernel, config.hardware.num_sms, on_host=on_host)
         return
-    allowed = f"the host executor plans with NumPy; {_LEAVE_OUT}"
+    allowed = f"the host executor plans with NumPy; {LEAVE_OUT}"
     by_numpy = kernel.planner is Planner.numpy
     require(by_numpy or not on_host, "kernel.planner", kernel.planner, allowed)
     fused = {"roles": "CTAs"} if isinstance(kernel, FusedKernel) else {}
     for key, lacked in (_GPU_KEYS | fused).items():
         value = getattr(kernel, key)
         if on_host:
-            allowed = f"the host executor has no {lacked}; {_LEAVE_OUT}"
+            allowed = f"the host executor has no {lacked}; {LEAVE_OUT}"
             require(value is None, f"kernel.{key}", value, allowed)
         elif kernel.copy not in _COPIES_OF.get(key, (kernel.copy,)):
             own = " or ".join(copy.name for copy in _COPIES_OF[key])
@@ -242,7 +226,7 @@ def _check_gemm_keys(kernel: GroupedGemmKernel, num_sms: int | None, *, on_host:
     """How CTAs store a product, and how many of them there are."""
     if on_host:
         for key, lacked in (("store", "ways of storing"), ("num_gemm_ctas", "CTAs")):
-            allowed = f"the host executor has no {lacked}; {_LEAVE_OUT}"
+            allowed = f"the host executor has no {lacked}; {LEAVE_OUT}"
             require(getattr(kernel, key) is None, f"kernel.{key}", getattr(kernel, key), allowed)
     elif kernel.num_gemm_ctas is not None and num_sms is not None:
         allowed = f"one runs on each SM, and there are {num_sms}; use at most {num_sms}"
@@ -352,62 +336,3 @@ def _check_bulk(config: Config, kernel: CommunicationKernel) -> None:
         "kernel.num_comm_warps"
     )
     require(needed <= SHARED_BYTES, "kernel.num_stages", stages, allowed)
-
-
-def _check_pace(config: Config) -> None:
-    """Between GPUs the link itself sets the rate."""
-    rate, delay = config.launch.pace_gbps, config.launch.pace_latency_ns
-    if config.launch.fabric is not Fabric.loopback:
-        allowed = "only ranks that share a GPU are throttled; type launch.fabric=loopback too"
-        if config.launch.fabric is Fabric.host:
-            allowed = f"the host executor has no links to throttle; {_LEAVE_OUT}"
-        require(rate is None, "launch.pace_gbps", rate, allowed)
-        require(delay == 0, "launch.pace_latency_ns", delay, allowed)
-
-
-def _check_baselines(config: Config) -> None:
-    """What a baseline needs of a point."""
-    names = f"[{','.join(baseline.name for baseline in config.measure.baselines)}]"
-    if not config.measure.baselines:
-        return
-    drop = "type measure.baselines=[]"
-    allowed = f"grouped_gemm moves no rows and has contenders of its own; {drop}"
-    require(config.operation is not Operation.grouped_gemm, "measure.baselines", names, allowed)
-    if Baseline.torch in config.measure.baselines and config.launch.fabric is not Fabric.host:
-        allowed = (
-            f"torch waits for the device in each launch; type measure.regime=isolated, or {drop}"
-        )
-        require(config.measure.regime is Regime.isolated, "measure.baselines", names, allowed)
-        apart = config.launch.num_ranks <= config.hardware.num_gpus
-        allowed = f"NCCL takes one rank a GPU, hardware.num_gpus={config.hardware.num_gpus}; {drop}"
-        nvshmem = config.launch.fabric is Fabric.nvshmem
-        require(apart or not nvshmem, "measure.baselines", names, allowed)
-
-
-def _check_measure(config: Config) -> None:
-    """How launches follow each other, what the L2 cache holds, and when iterations end."""
-    measure = config.measure
-    most, interval, l2, regime = measure.max_iters, measure.interval, measure.l2, measure.regime
-    allowed = "needs measure.{}; type both, or both as null"
-    alone = most is None or interval is not None
-    require(alone, "measure.max_iters", most, allowed.format("interval"))
-    alone = interval is None or most is not None
-    require(alone, "measure.interval", interval, allowed.format("max_iters"))
-    isolated = regime is Regime.isolated
-    if config.launch.fabric is Fabric.host:
-        allowed = f"the host executor has no L2 cache to flush; {_LEAVE_OUT}"
-        require(l2 is None, "measure.l2", l2, allowed)
-        allowed = f"the host executor has isolated launches only; {_LEAVE_OUT}"
-        require(isolated, "measure.regime", regime, allowed)
-    else:
-        require(
-            l2 is not None, "measure.l2", l2, "null is for the host executor; type cold or warm"
-        )
-        allowed = "measure.l2=cold would flush inside the period; type measure.l2=warm too"
-        require(isolated or l2 is L2.warm, "measure.regime", regime, allowed)
-        fused = config.operation in (Operation.dispatch_gemm, Operation.gemm_combine)
-        allowed = f"on a GPU only dispatch_gemm and gemm_combine record one; {_ON_HOST}"
-        require(fused or not measure.timeline, "measure.timeline", measure.timeline, allowed)
-        one_clock = config.launch.fabric is Fabric.loopback
-        allowed = "GPUs have a clock each; type launch.fabric=loopback, or leave the key out"
-        require(one_clock or not measure.timeline, "measure.timeline", measure.timeline, allowed)
