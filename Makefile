@@ -1,6 +1,6 @@
 # PYTHON= picks the interpreter (3.11 to 3.13), PIP_ARGS= passes options to pip, such as an index.
 .DEFAULT_GOAL := help
-.PHONY: help run repro repro-comm repro-gemm repro-dispatch-gemm repro-gemm-combine report
+.PHONY: help run repro repro-comm repro-gemm repro-dispatch-gemm repro-gemm-combine repro-moe-layer report
 .PHONY: test test-gpu lint clean
 PYTHON ?= python3
 PIP_ARGS ?=
@@ -32,6 +32,9 @@ repro-dispatch-gemm: $(READY) ## dispatch -> GEMM, fused against unfused, with b
 
 repro-gemm-combine: $(READY) ## GEMM -> combine, fused against unfused, with breakdown
 	$(BIN)/python -m tilepipe.reproduce gemm_combine
+
+repro-moe-layer: $(READY) ## a whole layer, fused against its parts and torch's
+	$(BIN)/python -m tilepipe.reproduce moe_layer
 
 report: $(READY) ## tables and figures of what lies below outputs/
 	$(BIN)/python -m tilepipe.report outputs

@@ -12,6 +12,7 @@ import csv
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -95,8 +96,8 @@ def run_job(job: str, folder: Path, num_iters: int) -> None:
 class HomeBench:
     """One layer in memory, for launches with any split of the chip."""
 
-    def __init__(self, stack: ExitStack) -> None:
-        config = config_of("gemm_combine")
+    def __init__(self, stack: ExitStack, *overrides: str) -> None:
+        config = config_of("gemm_combine", *overrides)
         hidden = config.workload.hidden
         self.session = stack.enter_context(
             opened_session(config, Memory(home_hidden=hidden, spare=True))
@@ -189,9 +190,17 @@ class HomeBench:
         group.check()
         return {"stage": (windows["start_ns"], windows["stage"])}
 
-    def check(self, group: DeviceGroup, contender: Contender, slot: Slot) -> str:
+    def check(
+        self,
+        group: DeviceGroup,
+        contender: Contender,
+        slot: Slot,
+        prepare: Callable[[], None] | None = None,  # None: tell of tiles and units
+    ) -> str:
         """Run on poisoned memory with a payload of its own; what is wrong, or nothing."""
-        upload_home(group, self.layer, num_gemm_ctas=contender.num_gemm_ctas)
+        if prepare is None:
+            prepare = partial(upload_home, group, self.layer, num_gemm_ctas=contender.num_gemm_ctas)
+        prepare()
         self.payload += 1
         rows, source, token, home_slot = self.session.received_homes(0)
         fill_rows(self.a[0], self.payload, source, token, slot=home_slot, row_idx=rows)

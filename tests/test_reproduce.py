@@ -214,7 +214,7 @@ def test_targets_of_the_doc_are_those_of_the_makefile():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
 
     rows = re.findall(r"^\| `make ([a-z-]+)` \| `python -m (.+?)` \|", DOC, re.MULTILINE)
-    assert len(rows) == 6
+    assert len(rows) == 7
     for target, words in rows:
         assert re.search(
             rf"^{target}:.*\n\t\$\(BIN\)/python -m {re.escape(words)}$", makefile, re.MULTILINE

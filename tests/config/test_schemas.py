@@ -2,12 +2,15 @@
 
 import copy
 import re
+from dataclasses import fields
+from enum import Enum
+from typing import get_args
 
 import pytest
 
-from tilepipe.config import checks
+from tilepipe.config import device_checks
 from tilepipe.config.checks import check_config
-from tilepipe.config.choices import L2, Copy, Operation, Regime, Roles
+from tilepipe.config.choices import L2, Copy, Operation, Push, Regime, Roles, Walk
 from tilepipe.config.schemas import DispatchGemmKernel, config_from_dict
 
 REFUSED = [
@@ -149,6 +152,32 @@ REFUSED = [
     (
         "hardware=h100_x1 hardware.reached_tflops=600",
         "hardware.reached_tflops_source=null: say where reached_tflops comes from",
+    ),
+    (
+        "kernel=gemm_combine kernel.push=epilogue",
+        "kernel.push=epilogue: the host executor has no CTAs that push; leave the key out",
+    ),
+    (
+        "kernel=gemm_combine kernel.walk=chunk",
+        "kernel.walk=chunk: the host executor has no second order of tiles; leave the key out",
+    ),
+    (
+        "kernel=gemm_combine kernel.num_chunks=0",
+        "kernel.num_chunks=0: 64 columns are 1 tiles of 256; choose 1..1, or null",
+    ),
+    (
+        "hardware=h200_x1 kernel=gemm_combine workload=deepseek_v3_ep8_rank kernel.num_chunks=29",
+        "kernel.num_chunks=29: 7168 columns are 28 tiles of 256; choose 1..28, or null",
+    ),
+    (
+        "hardware=h200_x1 kernel=gemm_combine kernel.push=epilogue kernel.granularity=expert",
+        "kernel.push=epilogue: chunks of rows go home one by one, and kernel.granularity=expert "
+        "waits for whole rows; type kernel.granularity=tile, or another kernel.push",
+    ),
+    (
+        "hardware=h200_x1 kernel=gemm_combine kernel.push=ctas kernel.walk=chunk "
+        "kernel.granularity=token",
+        "kernel.walk=chunk: chunks of rows go home one by one, and kernel.granularity=token waits",
     ),
     (
         "hardware=h200_x1 kernel=combine kernel.num_comm_warps=21",
@@ -326,7 +355,7 @@ REFUSED = [
 
 
 def test_an_order_that_the_plan_kernel_has_not_is_refused_there(container, monkeypatch):
-    monkeypatch.setattr(checks, "PLANNED_ORDERS", ("edf",))
+    monkeypatch.setattr(device_checks, "PLANNED_ORDERS", ("edf",))
     plain = container("hardware=h200_x1", "kernel=dispatch", "kernel.order=token")
 
     check_config(config_from_dict(plain))
@@ -404,6 +433,8 @@ ACCEPTED = [
     "kernel=dispatch kernel.planner=device workload.num_experts=1024",
     "kernel=dispatch_gemm kernel.roles=switch kernel.num_comm_warps=12",
     "launch.wrap=inline launch.num_ranks=8",  # ranks that share a GPU share a process
+    "kernel=gemm_combine kernel.push=epilogue kernel.walk=chunk kernel.num_chunks=1",
+    "kernel=gemm_combine kernel.push=ctas kernel.walk=expert kernel.granularity=expert",
     "kernel=grouped_gemm",
     "kernel=gemm_combine measure.timeline=true launch.num_ranks=8",
     "hardware=h200_x1 kernel=grouped_gemm kernel.num_gemm_ctas=132 kernel.store=direct",
@@ -441,3 +472,21 @@ def test_an_unknown_choice_lists_the_known_ones(container):
 
     with pytest.raises(ValueError, match=r"kernel\.order=edff: choose one of edf, edf_list, "):
         config_from_dict(plain)
+
+
+def test_a_choice_is_read_back_as_the_choice_and_not_as_its_name(container):
+    words = "hardware=h200_x1 kernel=gemm_combine kernel.push=epilogue kernel.walk=chunk"
+
+    config = config_from_dict(container(*words.split()))
+
+    for group in (config.kernel, config.launch, config.measure, config.workload, config.routing):
+        for field in fields(group):
+            held = getattr(group, field.name)
+            declared = () if isinstance(held, list) else get_args(field.type) or (field.type,)
+            kinds = [kind for kind in declared if is_choice(kind)]
+            assert held is None or not kinds or isinstance(held, kinds[0]), field.name
+    assert (config.kernel.push, config.kernel.walk) == (Push.epilogue, Walk.chunk)
+
+
+def is_choice(kind):
+    return isinstance(kind, type) and issubclass(kind, Enum)

@@ -213,3 +213,16 @@ def test_a_launch_that_never_ends_is_told_by_its_record_where_there_is_one(monke
 
     with pytest.raises(WatchdogTimeout, match=r"rank 1 waited 0\.01 s .* token 12: expected 8"):
         heap.wait(lambda: False, limit_s=0.01)
+
+
+def test_a_launch_that_has_trapped_is_told_by_its_record_where_there_is_one():
+    def trapped():
+        raise RuntimeError("unspecified launch failure")
+
+    heap = heap_of()
+    with pytest.raises(RuntimeError, match="unspecified launch failure"):
+        heap.wait(trapped, limit_s=1)
+    give_up(heap, 1, role=Role.reduce, item=12, epoch=2, expected=8, seen=7)
+
+    with pytest.raises(WatchdogTimeout, match="token 12: expected 8"):
+        heap.wait(trapped, limit_s=1)

@@ -9,7 +9,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from tilepipe.config.choices import Copy, Granularity, HomeGranularity, Layout, Order, Roles
+from tilepipe.config.choices import (
+    Copy,
+    Granularity,
+    HomeGranularity,
+    Layout,
+    Order,
+    Push,
+    Roles,
+    Walk,
+)
 from tilepipe.experiments.cuda.oracle import DeviceOracle, poison
 from tilepipe.experiments.cuda.payload import fill_rows
 from tilepipe.fabric.table import Slot, Word
@@ -57,7 +66,9 @@ class Chosen:
     granularity: Granularity = Granularity.tile
     order: Order = Order.edf
     layout: Layout = Layout.padded
-    num_chunks: int = 1  # of GEMM -> combine
+    num_chunks: int = 1  # of GEMM -> combine, as the two that follow
+    push: Push = Push.ctas
+    walk: Walk = Walk.expert
     home_granularity: HomeGranularity = HomeGranularity.token
     roles: Roles = Roles.fixed
     opens: bool = False
@@ -234,6 +245,7 @@ class HomeCase:
                 tile_m=chosen.tuning.tile_m,
                 num_n_tiles=num_n_tiles,
                 num_chunks=chosen.num_chunks,
+                walk=chosen.walk,
                 layout=chosen.layout,
                 granularity=chosen.granularity,
                 home_granularity=chosen.home_granularity,
@@ -260,7 +272,10 @@ class HomeCase:
             chosen.num_ranks, rows, chosen.hidden, dtype=torch.bfloat16, device=self.group.device
         )
         self.launch = fused_home_launch(
-            *(self.group, self.layer, self.a), roles=chosen.roles, num_stamps=chosen.num_stamps
+            *(self.group, self.layer, self.a),
+            roles=chosen.roles,
+            push=chosen.push,
+            num_stamps=chosen.num_stamps,
         )
         self.multiply = gemm_home_launch(
             self.group, self.layer, self.a, num_gemm_ctas=ctas_alone(self.group, self.layer)

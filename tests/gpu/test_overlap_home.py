@@ -16,11 +16,14 @@ from tilepipe.config.choices import (  # noqa: E402
     Granularity,
     HomeGranularity,
     Layout,
+    Push,
     Roles,
     StoreMode,
+    Walk,
 )
 from tilepipe.fabric.table import Slot, Word  # noqa: E402
 from tilepipe.fabric.watch import WatchdogTimeout  # noqa: E402
+from tilepipe.kernels.gemm.choices import Consumers  # noqa: E402
 from tilepipe.kernels.gemm.plan import GemmTuning  # noqa: E402
 from tilepipe.kernels.overlap.group import spare_table  # noqa: E402
 from tilepipe.kernels.overlap.home_group import fused_home_launch  # noqa: E402
@@ -28,6 +31,9 @@ from tilepipe.measure.gate import BF16_POISON  # noqa: E402
 
 # K 256, N 1024: four N tiles.
 PLAIN = {"n": 1024, "roles": Roles.switch}
+PING_PONG = GemmTuning(tile_m=128, tile_n=128, consumers=Consumers.ping_pong, num_stages=6)
+# Sent by the epilogue, chunk after chunk of all experts.
+SENT = {"push": Push.epilogue, "walk": Walk.chunk, "num_chunks": 4}
 ALONE = [
     {},
     {"copy": Copy.simt},
@@ -44,6 +50,16 @@ ALONE = [
     {"tuning": GemmTuning(store=StoreMode.direct), "num_chunks": 4},
     # Columns that are no multiple of a tile.
     {"n": 1000},
+    {"n": 1000, "push": Push.epilogue},
+    {"push": Push.epilogue},
+    {"push": Push.epilogue, "num_chunks": 4, "num_ranks": 2},
+    {"push": Push.epilogue, "num_chunks": 2, "walk": Walk.chunk, "num_ranks": 4},
+    {"push": Push.epilogue, "num_chunks": 4, "walk": Walk.chunk, "num_ranks": 8},
+    {"push": Push.epilogue, "num_chunks": 4, "layout": Layout.packed, "walk": Walk.chunk},
+    {"push": Push.epilogue, "tuning": GemmTuning(cluster_m=2), "num_chunks": 2, "num_ranks": 2},
+    {"push": Push.epilogue, "tuning": PING_PONG, "num_chunks": 4, "num_ranks": 2},
+    {"walk": Walk.chunk, "num_chunks": 4},
+    {"walk": Walk.chunk, "num_chunks": 2, "copy": Copy.simt, "num_ranks": 2},
 ]
 AXES = {
     "num_ranks": [1, 2, 4, 8],
@@ -53,9 +69,19 @@ AXES = {
     "roles": list(Roles),
     "num_chunks": [1, 2, 4],
     "home_granularity": list(HomeGranularity),
+    "push": list(Push),
+    "walk": list(Walk),
     "kind": ["uniform", "one_expert", "masked"],
 }
-CASES = [*ALONE, *pairwise(AXES, lambda case: True)]
+
+
+def fits(case):
+    """Chunks that go home one by one, or are early, are told of one by one."""
+    by_chunk = case["push"] is Push.epilogue or case["walk"] is Walk.chunk
+    return case["granularity"] is Granularity.tile or not by_chunk
+
+
+CASES = [*ALONE, *pairwise(AXES, fits)]
 
 
 def chosen_of(case):
@@ -76,9 +102,9 @@ def test_tokens_are_right_and_the_same_bits_as_unfused_launch_after_launch(case)
             assert torch.equal(own, other)
 
 
-@pytest.mark.parametrize("copy", list(Copy))
-def test_tokens_wait_for_rows_that_come_home_late(copy):
-    chosen = chosen_of({"copy": copy, "pace_gbps": 2.0, "pace_latency_ns": 20_000, "num_ranks": 2})
+@pytest.mark.parametrize("case", [*({"copy": copy} for copy in Copy), SENT], ids=name_of)
+def test_tokens_wait_for_rows_that_come_home_late(case):
+    chosen = chosen_of({**case, "pace_gbps": 2.0, "pace_latency_ns": 20_000, "num_ranks": 2})
     (routing,) = routings_of(chosen, count=1)
     home = HomeCase(chosen, [routing])
 
@@ -108,6 +134,8 @@ HUNDREDS = {
         "pace_gbps": 20.0,
         "pace_latency_ns": 2_000,
     },
+    "sent": SENT,
+    "sent_four_ranks": {**SENT, "num_ranks": 4},
 }
 
 
@@ -123,15 +151,16 @@ def test_a_hundred_launches_of_changing_routing_stay_right(name):
         assert home.run() == [], f"launch {number}"
 
 
-@pytest.mark.parametrize("copy", list(Copy))
-def test_rows_that_are_pushed_aside_change_nothing_at_home(copy):
-    chosen = chosen_of({"copy": copy, "num_ranks": 2, "num_chunks": 4})
+@pytest.mark.parametrize("case", [*({"copy": copy} for copy in Copy), SENT], ids=name_of)
+def test_rows_that_are_pushed_aside_change_nothing_at_home(case):
+    chosen = chosen_of({"num_chunks": 4, **case, "num_ranks": 2})
     (routing,) = routings_of(chosen, count=1)
     home = HomeCase(chosen, [routing])
     home.prepare(routing, 1)
     beside = fused_home_launch(
         *(home.group, home.layer, home.a),
         reduces=False,
+        push=chosen.push,
         sending=spare_table(home.group.heap),
     )
 
@@ -148,8 +177,9 @@ def test_rows_that_are_pushed_aside_change_nothing_at_home(copy):
         assert not home.group.tensor(rank, Slot.token_ready).any()
 
 
-def test_a_tile_that_nobody_stores_ends_in_a_sentence():
-    chosen = chosen_of({"watchdog_s": 0.3})
+@pytest.mark.parametrize("case", [{}, SENT], ids=name_of)
+def test_a_tile_that_nobody_stores_ends_in_a_sentence(case):
+    chosen = chosen_of({"watchdog_s": 0.3, **case})
     (routing,) = routings_of(chosen, count=1)
     home = HomeCase(chosen, [routing])
     home.prepare(routing, 1)

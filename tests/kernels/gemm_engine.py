@@ -137,23 +137,26 @@ class Cta:
     num_loads: Counter = field(default_factory=Counter)  # by part
     returned: Counter = field(default_factory=Counter)  # stage -> arrivals of its warps
     held: dict = field(default_factory=dict)  # (stage, part) -> what has arrived
-    named: Counter = field(default_factory=Counter)
+    named: dict = field(default_factory=dict)  # named barrier -> warps that have arrived
     over: Counter = field(default_factory=Counter)  # named barrier -> times
     staged: dict = field(default_factory=dict)  # buffer -> {warp: block}
     unread: list = field(default_factory=list)  # buffers of stores, oldest first
     incomplete: list = field(default_factory=list)  # blocks of stores, oldest first
+    sent: Counter = field(default_factory=Counter)  # block -> warps that have sent their rows
 
 
 class Engine:
     """The CTAs of one cluster, all tiles of a launch, and what has become of them."""
 
-    def __init__(self, plan, records, *, seed, text=TEXT):
-        self.plan, self.random = plan, Random(seed)
+    def __init__(self, plan, records, *, seed, text=TEXT, slow_warp=None):
+        """`slow_warp`, of each CTA, goes on only when nothing else can happen."""
+        self.plan, self.random, self.slow_warp = plan, Random(seed), slow_warp
         self.tiles = [[int(word) for word in record] for record in records]
         self.queue, self.loads, self.stored, self.told = 0, [], Counter(), Counter()
         self.ctas = [self._cta() for _ in range(plan.cluster_m)]
         self.mmas = {(cta, warp): Mma() for cta in range(plan.cluster_m) for warp in range(4, 12)}
         self.now = (0, 0)  # CTA and warp that runs
+        self.sender = self if plan.problem.sends else None
         self.num_products = 0  # of all warps
         self.stamped = Counter()  # (warp, M tile, N tile) of stamps, rows of each
         self.claimed_at = []  # K tiles already asked for when each ticket was claimed
@@ -182,6 +185,7 @@ class Engine:
         states = {key: [warp, None] for key, warp in self._warps().items()}
         while states:
             able = [key for key, (_, asked) in states.items() if self._may_go_on(key, asked)]
+            able = [key for key in able if key[1] != self.slow_warp] or able * (not self.loads)
             if self.loads and (not able or self.random.random() < 0.3):
                 self._land(self.loads.pop(self.random.randrange(len(self.loads))))
                 continue
@@ -206,13 +210,14 @@ class Engine:
             early = 8
             if self.plan.uses_store_warp:
                 early = 9
-                warps[cta, 1] = names["_store"](place(1), shared, OPERANDS)
+                warps[cta, 1] = names["_store"](place(1), shared, OPERANDS, self.sender)
             if cta == 0:
                 warps[cta, 2] = names["_hand_out"](place(2), shared, 1)
             for warp in range(4, 12):
                 mma = MagicMock(mma=self.mmas[cta, warp])
                 warps[cta, warp] = names["_multiply"](
-                    place(warp), shared, OPERANDS, mma, warp // 4 - 1
+                    *(place(warp), shared, OPERANDS, mma, warp // 4 - 1),
+                    self.sender,
                 )
             for _ in range(early):  # all but the producer say so before they begin
                 self.take_record(None, None, 1)
@@ -225,7 +230,7 @@ class Engine:
         self.arrive_named(*arguments)
         # It is over for whoever comes last.
         number, over = arguments[0], self.here.over
-        came_last = self.here.named[number] == 0
+        came_last = not self.here.named[number]
         return ("named", number, over[number] - came_last)
 
     def _may_go_on(self, key, asked):
@@ -238,9 +243,11 @@ class Engine:
 
     def arrive_named(self, number, num_threads=5 * LANES):
         here = self.here
-        here.named[number] += LANES
-        if here.named[number] == num_threads:
-            here.named[number] = 0
+        arrived = here.named.setdefault(number, set())
+        assert self.now not in arrived, "a warp is counted twice at a barrier"
+        arrived.add(self.now)
+        if len(arrived) * LANES == num_threads:
+            arrived.clear()
             here.over[number] += 1
 
     # Records.
@@ -384,6 +391,29 @@ class Engine:
         here.incomplete.append(block)
         self.stored.update({(block, warp): 1 for warp in range(4)})
 
+    def find_rows(self, place, first_row, valid):
+        """Where a warp's rows of each block belong; known before they are multiplied."""
+        assert not self.mmas[self.now].reading
+        apart = BLOCK * self.plan.groups_per_tile
+        return [first_row + i * apart for i in range(self.plan.blocks_per_group)]
+
+    def send_block(self, block, buffer_idx, target, column, warp, lane):
+        here = self.here
+        assert buffer_idx // 2 == self.now[1] // 4 - 1, "another warpgroup's buffer"
+        assert (target, column) == block[:2], "a block is sent to another's place"
+        self.stored[block, warp] += 1
+        here.sent[block[2], column, block[0]] += 1
+
+    def tell(self, place, first_row, valid, n_tile, m_tile):
+        """Rows are counted once all warps have sent all their blocks of the tile."""
+        plan = self.plan
+        for above in range(0, valid, BLOCK):
+            for part in range(plan.out_tile_n // plans.STAGED_COLUMNS):
+                column = n_tile * plan.out_tile_n + part * plans.STAGED_COLUMNS
+                found = [key for key in self.here.sent if key[1:] == (column, first_row + above)]
+                assert [self.here.sent.pop(key) for key in found] == [4], "told before it is sent"
+        self.told[m_tile * plan.num_chunks + n_tile * plan.num_chunks // plan.num_n_tiles] += valid
+
     def rows_of(self, block):
         """Rows of a block that exist."""
         ends = [
@@ -484,6 +514,7 @@ class Engine:
             "release_bulk_fence": lambda scope: None,
             "release_fence": lambda scope: None,
             "packed_words": self.packed_words,
+            "row_scales": MagicMock(),
             "stage_words": self.stage_words,
             "store_words_directly": self.store_directly,
         }
@@ -491,8 +522,8 @@ class Engine:
         names |= {
             "_take_record": self.take_record,
             "_give_back": self.give_back,
-            "_partition": lambda atom, shared, tile: (Side(shared), Side(tile)),
-            "_part_of": lambda b, part, plan: ("b", part),
+            "partition": lambda atom, shared, tile: (Side(shared), Side(tile)),
+            "part_of": lambda b, part, plan: ("b", part),
             "_block_address": lambda d, buffer_idx: buffer_idx,
             "_descriptor_pointer": MagicMock(),
             "_multiply_tile": self._forgetting(names["_multiply_tile"]),

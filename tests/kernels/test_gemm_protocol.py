@@ -32,7 +32,7 @@ TUNINGS = {
 ROWS = [0, 1, 257, 128]
 
 
-def launched(name, *, seed, k=320, text=TEXT, rows=ROWS, num_cut=0, **problem):
+def launched(name, *, seed, k=320, text=TEXT, rows=ROWS, num_cut=0, slow_warp=None, **problem):
     """An engine that has run all tiles of one cluster."""
     asked = GemmProblem(
         n=512,
@@ -61,7 +61,7 @@ def launched(name, *, seed, k=320, text=TEXT, rows=ROWS, num_cut=0, **problem):
         plan_tile_m=plan.tile_m,
         num_cut=num_cut,
     )
-    engine = Engine(plan, records, seed=seed, text=text)
+    engine = Engine(plan, records, seed=seed, text=text, slow_warp=slow_warp)
     engine.run()
     return engine, layout
 
@@ -107,6 +107,26 @@ def expect_all(engine, layout):
 @pytest.mark.parametrize("name", TUNINGS)
 def test_every_block_is_multiplied_stored_and_told_once_whatever_comes_first(name, seed):
     expect_all(*launched(name, seed=seed))
+
+
+SENDING = [name for name in TUNINGS if not name.startswith("direct") and TUNINGS[name].clip is None]
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", SENDING)
+def test_every_block_is_sent_by_the_warps_that_made_it_and_told_behind_all_of_them(name, seed):
+    expect_all(*launched(name, seed=seed, sends=True))
+
+
+# Whoever tells of tiles that others store or send waits for nobody but them, and may be late:
+# barriers of two tiles in a row must be two, or the second tile is counted at the first one's.
+@pytest.mark.parametrize("slow_warp", [0, 1, 2, 4, 11])
+@pytest.mark.parametrize(
+    ("name", "sends"),
+    [*((name, True) for name in SENDING), ("direct", False), ("direct_ping_pong", False)],
+)
+def test_a_warp_may_be_as_slow_as_it_likes(name, sends, slow_warp):
+    expect_all(*launched(name, seed=9, sends=sends, slow_warp=slow_warp))
 
 
 @pytest.mark.parametrize("name", ["cooperative", "ping_pong", "tall", "direct"])

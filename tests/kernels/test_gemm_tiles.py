@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilepipe.config.choices import Layout
+from tilepipe.config.choices import Layout, Walk
 from tilepipe.kernels.gemm.tiles import (
     RECORD_WORDS,
     TileWord,
@@ -38,7 +38,7 @@ def layout_of(rows, layout=Layout.padded, **settings):
     return make_layout(0, np.array([rows], np.int32), chosen), chosen
 
 
-def records_of(layout, *, cluster_m=1, raster_m=8, tile_m=TILE_M, num_cut=0):
+def records_of(layout, *, cluster_m=1, raster_m=8, tile_m=TILE_M, num_cut=0, walk=Walk.expert):
     return pack_cluster_tiles(
         layout,
         tile_m=tile_m,
@@ -46,6 +46,7 @@ def records_of(layout, *, cluster_m=1, raster_m=8, tile_m=TILE_M, num_cut=0):
         raster_m=raster_m,
         plan_tile_m=TILE_M,
         num_cut=num_cut,
+        walk=walk,
     )
 
 
@@ -106,6 +107,31 @@ def test_every_output_tile_of_every_cluster_is_handed_out_once_chunks_back_to_ba
     chunks = [(tile, settings.chunk_of_n_tile(n)) for tile, n in places]
     changes = sum(a != b for a, b in pairwise(chunks))
     assert changes == max(len(set(chunks)) - 1, 0), "tiles of a chunk do not lie back to back"
+
+
+@given(
+    rows=ROWS,
+    cluster_m=st.sampled_from([1, 2]),
+    num_n_tiles=st.integers(1, 6),
+    data=st.data(),
+)
+def test_chunk_by_chunk_all_experts_take_a_chunk_before_any_takes_the_next(
+    rows, cluster_m, num_n_tiles, data
+):
+    num_chunks = data.draw(st.integers(1, num_n_tiles))
+    received, settings = layout_of(rows, num_n_tiles=num_n_tiles, num_chunks=num_chunks)
+    records = records_of(received, cluster_m=cluster_m, walk=Walk.chunk)
+
+    places = handed_out(records, num_n_tiles=num_n_tiles, num_chunks=num_chunks)
+
+    in_order = [
+        (tile, n)
+        for chunk in range(num_chunks)
+        for tile in range(len(records))
+        for n in range(num_n_tiles)
+        if settings.chunk_of_n_tile(n) == chunk
+    ]
+    assert places == in_order
 
 
 @given(

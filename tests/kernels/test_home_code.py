@@ -10,17 +10,19 @@ import pytest
 
 from tests.kernels.sass import MachineCode, disassemble
 from tests.kernels.test_gemm_code import LAUNCH_REGISTERS
-from tilepipe.config.choices import Copy, Granularity, Layout, Roles
+from tilepipe.config.choices import Copy, Granularity, Layout, Push, Roles, Walk
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.gemm.plan import GemmProblem, GemmTuning, plan_gemm
 from tilepipe.kernels.overlap.home import HomePlan, plan_home_launch
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-# copy, roles, ranks of the launch, granularity, CTAs of a cluster
+# who pushes, copy, ranks of the launch, granularity, CTAs of a cluster, order of tiles
 PLANS = {
-    "simt": (Copy.simt, Roles.switch, 1, Granularity.tile, 1),
-    "tma_cluster": (Copy.tma, Roles.switch, 8, Granularity.token, 2),
+    "simt": (Push.ctas, Copy.simt, 1, Granularity.tile, 1, Walk.chunk),
+    "tma_cluster": (Push.ctas, Copy.tma, 8, Granularity.token, 2, Walk.expert),
+    "sent": (Push.epilogue, Copy.simt, 1, Granularity.tile, 1, Walk.chunk),
+    "sent_cluster": (Push.epilogue, Copy.simt, 8, Granularity.tile, 2, Walk.expert),
 }
 
 
@@ -39,7 +41,7 @@ def compiled(request):
     from tilepipe.fabric.table import NUM_SLOTS
     from tilepipe.kernels.overlap.launch import compile_overlap
 
-    copy, roles, num_ranks, granularity, cluster_m = PLANS[request.param]
+    push, copy, num_ranks, granularity, cluster_m, walk = PLANS[request.param]
     problem = GemmProblem(
         n=7168,
         k=2048,
@@ -48,9 +50,11 @@ def compiled(request):
         group_align=128,
         publish=True,
         num_chunks=4,
+        sends=push is Push.epilogue,
     )
+    tuning = GemmTuning(cluster_m=cluster_m, walk=walk)
     plan = plan_home_launch(
-        plan_gemm(problem, GemmTuning(cluster_m=cluster_m), num_gemm_ctas=cluster_m, num_sms=132),
+        plan_gemm(problem, tuning, num_gemm_ctas=cluster_m, num_sms=132),
         Constants(
             num_ranks=num_ranks,
             num_experts_per_rank=32,
@@ -58,10 +62,11 @@ def compiled(request):
             row_bytes=14_336,
             granularity=granularity,
             num_chunks=4,
+            num_parts=4 if walk is Walk.chunk else 1,
             copy=copy,
             num_warps=8,
         ),
-        roles=roles,
+        roles=Roles.switch,
         table_slots=NUM_SLOTS,
         num_launch_ranks=num_ranks,
         a_rank_pitch=4096 * 2048,
@@ -80,6 +85,8 @@ def test_all_roles_have_a_register_for_every_value(compiled):
 
 
 def test_rows_are_told_at_home_behind_a_release_for_all_devices(compiled):
+    if compiled.plan.push is Push.epilogue:
+        pytest.skip("whoever completes a chunk tells, see below")
     by_bulk = compiled.plan.constants.copy is Copy.tma
     told = compiled.ptx.index("red.relaxed.sys.global.add.s32")
     release = compiled.ptx.rindex("fence.acq_rel.sys", 0, told)
@@ -95,6 +102,8 @@ def test_rows_are_told_at_home_behind_a_release_for_all_devices(compiled):
 
 
 def test_stored_tiles_are_acquired_before_their_rows_are_read(compiled):
+    if compiled.plan.push is Push.epilogue:
+        pytest.skip("nobody reads them")
     by_bulk = compiled.plan.constants.copy is Copy.tma
     read = compiled.ptx.index(
         "cp.async.bulk.shared::cluster.global" if by_bulk else "ld.global.L1::no_allocate"
@@ -108,7 +117,33 @@ def test_stored_tiles_are_acquired_before_their_rows_are_read(compiled):
 
 
 def test_the_gemm_tells_of_tiles_behind_their_stores_for_its_own_device(compiled):
-    assert compiled.ptx.count("red.relaxed.gpu.global.add.s32") == 1
+    by_epilogue = compiled.plan.push is Push.epilogue
+
+    assert compiled.ptx.count("red.relaxed.gpu.global.add.s32") == (not by_epilogue)
+
+
+def test_who_completes_a_chunk_has_released_its_rows_and_acquired_those_of_others(compiled):
+    if compiled.plan.push is not Push.epilogue:
+        pytest.skip("communication CTAs push, unit by unit")
+    told = compiled.ptx.index("red.relaxed.sys.global.add.s32")
+    acquired = compiled.ptx.rindex("fence.acq_rel.sys", 0, told)
+    counted = compiled.ptx.rindex("atom.global.add.u32", 0, acquired)  # relaxed, scope gpu
+    released = compiled.ptx.rindex("fence.acq_rel.sys", 0, counted)
+    met = compiled.ptx.rindex("bar.sync", 0, released)
+
+    assert met < released < counted < acquired < told
+    assert "st.global" not in compiled.ptx[met:counted], "warps that met it have stored all rows"
+    assert "bar.warp.sync" in compiled.ptx[counted:acquired], "one lane has counted"
+
+
+def test_rows_that_are_sent_are_stored_16_bytes_a_lane_and_not_by_tma(compiled):
+    by_tma = [code for code in compiled.machine.opcodes if code.startswith("UTMASTG")]
+
+    assert bool(by_tma) == (compiled.plan.push is Push.ctas)
+    if compiled.plan.push is Push.epilogue:
+        wide = [code for code in compiled.machine.opcodes if code.startswith("STG.E.NA.128")]
+        # Of a warpgroup four rounds of each of four blocks; and the sums of the reduction, twice.
+        assert len(wide) >= 16 + 2
 
 
 def test_nothing_is_read_through_the_read_only_path(compiled):

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilepipe.config.choices import Copy, Granularity, Layout, Roles
-from tilepipe.config.limits import SHARED_BYTES
+from tilepipe.config.choices import Copy, Granularity, Layout, Push, Roles, Walk
+from tilepipe.config.limits import COLUMN_BYTES, SHARED_BYTES
 from tilepipe.fabric.table import NUM_SLOTS
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.gemm.plan import GemmProblem, GemmTuning, plan_gemm
@@ -20,6 +20,7 @@ from tilepipe.kernels.overlap.home import (
     order_units,
     plan_home_launch,
 )
+from tilepipe.kernels.reduction import columns_of, num_units_of, unit_at
 from tilepipe.schedule.completion import plan_completion
 from tilepipe.schedule.layout import make_layout
 from tilepipe.schedule.settings import PlanSettings
@@ -95,6 +96,24 @@ def test_rings_leave_alone_what_is_staged_to_be_stored():
     assert plan_home_launch(gemm, CONSTANTS, **SETTINGS).smem_bytes <= 227 * 1024
 
 
+@pytest.mark.parametrize("copy", list(Copy))
+def test_eight_ranks_have_room_for_their_addresses_and_all_stages(copy):
+    problem = replace(PROBLEM, sends=True)
+    gemm = plan_gemm(
+        *(problem, GemmTuning()),
+        num_gemm_ctas=16,
+        num_sms=132,
+        smem_bytes=home_gemm_bytes(8),
+    )
+
+    plan = plan_home_launch(
+        gemm, replace(CONSTANTS, num_ranks=8, copy=copy), roles=Roles.switch, table_slots=NUM_SLOTS
+    )
+
+    assert gemm.num_stages == 4
+    assert plan.smem_bytes <= SHARED_BYTES
+
+
 def test_chunks_of_unlike_size_are_refused():
     uneven = replace(PROBLEM, num_chunks=3)
 
@@ -126,18 +145,70 @@ def test_tables_of_more_ranks_than_fit_beside_the_stages_are_refused():
         plan_home_launch(gemm_plan(), replace(CONSTANTS, num_ranks=32), **SETTINGS)
 
 
+@pytest.mark.parametrize(
+    ("problem", "tuning", "said"),
+    [
+        ({"sends": True}, {}, "kernel.push=epilogue"),
+        ({}, {"walk": Walk.chunk}, "kernel.walk=chunk"),
+    ],
+)
+@pytest.mark.parametrize("granularity", [Granularity.token, Granularity.expert])
+def test_chunks_that_go_home_one_by_one_are_refused_where_whole_rows_are_waited_for(
+    problem, tuning, said, granularity
+):
+    gemm = gemm_plan(replace(PROBLEM, **problem), **tuning)
+
+    with pytest.raises(ValueError, match=f"{said}: .*={granularity.value} waits for whole rows"):
+        plan_home_launch(gemm, replace(CONSTANTS, granularity=granularity), **SETTINGS)
+
+
+def test_what_is_staged_is_sent_a_tile_wide_and_nothing_is_stored_here_by_tma():
+    stored = plan_home_launch(gemm_plan(), CONSTANTS, **SETTINGS)
+    sent = plan_home_launch(gemm_plan(replace(PROBLEM, sends=True)), CONSTANTS, **SETTINGS)
+
+    assert (stored.push, stored.gemm.stores_by_tma, stored.moved_bytes) == (Push.ctas, True, 3584)
+    assert (sent.push, sent.gemm.stores_by_tma, sent.moved_bytes) == (Push.epilogue, False, 512)
+    assert sent.gemm.staging_bytes == stored.gemm.staging_bytes > 0
+    assert sent.gemm.clip is None
+
+
+@given(
+    num_tokens=st.integers(1, 5),
+    num_vectors=st.integers(1, 130),
+    num_parts=st.integers(1, 4),
+)
+def test_units_of_all_parts_cover_every_byte_of_every_token_once_part_after_part(
+    num_tokens, num_vectors, num_parts
+):
+    constants = replace(CONSTANTS, row_bytes=16 * num_vectors * num_parts, num_parts=num_parts)
+    seen = np.zeros((num_tokens, constants.row_bytes), np.int32)
+    order = []
+
+    for number in range(num_units_of(constants, num_tokens)):
+        unit = unit_at(constants, number, num_tokens)
+        order.append((unit.part, unit.token, unit.begin))
+        for column in range(columns_of(constants)):
+            begin = unit.begin + column * COLUMN_BYTES
+            seen[unit.token, begin : min(begin + COLUMN_BYTES, unit.end)] += 1
+            assert begin >= unit.end or begin // constants.part_bytes == unit.part
+
+    assert (seen == 1).all()
+    assert order == sorted(order)
+
+
 @given(
     rows=st.lists(st.integers(0, 700), min_size=1, max_size=6),
     num_chunks=st.sampled_from([1, 2, 3, 5]),
     cluster_m=st.sampled_from([1, 2]),
     num_cut=st.integers(0, 3),
     granularity=st.sampled_from(list(Granularity)),
+    walk=st.sampled_from(list(Walk)),
 )
 def test_every_unit_goes_home_once_in_the_order_of_its_last_tile(
-    rows, num_chunks, cluster_m, num_cut, granularity
+    rows, num_chunks, cluster_m, num_cut, granularity, walk
 ):
     problem = replace(PROBLEM, n=1280, num_experts=len(rows), num_chunks=num_chunks)
-    gemm = gemm_plan(problem, cluster_m=cluster_m, raster_m=2)
+    gemm = gemm_plan(problem, cluster_m=cluster_m, raster_m=2, walk=walk)
     settings = PlanSettings(
         num_ranks=1,
         num_experts=len(rows),
@@ -150,11 +221,12 @@ def test_every_unit_goes_home_once_in_the_order_of_its_last_tile(
     layout = make_layout(0, np.array([rows], np.int32), settings)
     records = pack_cluster_tiles(
         layout,
-        num_cut=num_cut if cluster_m == 1 else 0,
+        num_cut=num_cut if gemm.cuts_tail else 0,
         tile_m=128,
         cluster_m=cluster_m,
         raster_m=2,
         plan_tile_m=128,
+        walk=walk,
     )
 
     units = order_units(records, layout, gemm, granularity)
@@ -171,6 +243,11 @@ def test_every_unit_goes_home_once_in_the_order_of_its_last_tile(
             assert (first, count) == (own[0], len(own))
         else:
             assert (first, count) == (tile, 1)
-    # Experts are handed out one after the other, so their units come so.
+    # Experts are handed out one after the other, so their units come so; or chunks are.
     experts = layout.tiles[units[:, 0], 0]
-    assert (np.diff(experts) >= 0).all()
+    if walk is Walk.expert:
+        assert (np.diff(experts) >= 0).all()
+    elif granularity is Granularity.tile:
+        assert sorted(zip(units[:, 1], experts, strict=True)) == list(
+            zip(units[:, 1], experts, strict=True)
+        )

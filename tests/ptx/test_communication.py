@@ -1,5 +1,7 @@
 """Dispatch and combine on the CPU: every word that they leave, and no two accesses unordered."""
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -9,18 +11,24 @@ from tests.experiments.pairwise import pairwise  # noqa: E402
 from tests.gpu.groups import NEVER  # noqa: E402
 from tests.ptx.checked import CheckedRun, drift  # noqa: E402
 from tests.ptx.machine import Pace  # noqa: E402
+from tests.ptx.parse import parse  # noqa: E402
 from tilepipe.config.choices import (  # noqa: E402
     Copy,
     Granularity,
     HomeGranularity,
     Layout,
     Order,
+    Walk,
 )
 from tilepipe.experiments.cuda.oracle import poison  # noqa: E402
 from tilepipe.fabric.table import Slot, Word  # noqa: E402
 from tilepipe.fabric.watch import WatchdogTimeout  # noqa: E402
-from tilepipe.kernels.launcher import Knobs  # noqa: E402
+from tilepipe.kernels.combine import reduce_tokens  # noqa: E402
+from tilepipe.kernels.compile import compile_code  # noqa: E402
+from tilepipe.kernels.entries import communication_entry  # noqa: E402
+from tilepipe.kernels.launcher import Knobs, constants_of, stand_ins  # noqa: E402
 from tilepipe.schedule.settings import PlanSettings  # noqa: E402
+from tilepipe.schedule.shape import Shape  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -160,6 +168,51 @@ def test_pushes_alone_and_a_reduction_alone_make_what_combine_makes():
     group.reduce()
     group.synchronize()
     assert run.wrong_tokens(Slot.reduced) == []
+
+
+@pytest.mark.parametrize("hidden", [64, 1056])
+def test_parts_of_tokens_that_wait_for_counters_of_their_own_add_up_to_whole_tokens(hidden):
+    settings = PlanSettings(
+        num_ranks=2,
+        num_experts=4,
+        num_topk=3,
+        tile_m=16,
+        num_n_tiles=4,
+        num_chunks=4,
+        walk=Walk.chunk,
+    )
+    routings = [random_routing([7, 0], num_experts=4, num_topk=3, kind="masked", seed=2)]
+    knobs = Knobs(num_ctas=1, num_warps=2, num_loads=2)
+    shape = Shape(max_tokens=7, num_tokens=7, dispatch_hidden=hidden, home_hidden=hidden)
+    constants = replace(constants_of("reduce", settings, shape, knobs), num_parts=4)
+    by_parts = parse(compile_code(waiting_reduction(constants), stand_ins("reduce")).ptx)
+    run = CheckedRun(
+        settings, knobs, routings, hidden=hidden, races=True, programs={"reduce": by_parts}
+    )
+    group = run.group
+    run.prepare(routings[0], payload=1)
+    assert run.dispatch() == []
+    for rank in group.ranks:
+        poison(run.tensor(rank, Slot.reduced))
+    group.open(exchange=False)
+    group.push()
+    # Every part waits for what a whole token does, or for less.
+    group.open(exchange=False, preset=True)
+    group.reduce()
+    group.synchronize()
+    assert run.wrong_tokens(Slot.reduced) == []
+    group.open(exchange=False)
+    group.synchronize()
+    assert not any(run.tensor(rank, Slot.token_ready).any() for rank in group.ranks)
+
+
+def waiting_reduction(constants):
+    """A reduction alone that looks at counters, as the fused launch has it."""
+
+    def body(table, rank, lane, warp, num_warps, ring, barriers, cost_ns, latency_ns, limit_ns):
+        reduce_tokens(table, rank, lane, ring, constants, Slot.reduced, True, limit_ns)
+
+    return communication_entry(constants, body, moves=False, reduces=True)
 
 
 @pytest.mark.parametrize("granularity", list(Granularity), ids=lambda value: value.name)

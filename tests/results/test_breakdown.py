@@ -11,6 +11,8 @@ from tilepipe.results.breakdown import (
     bound_mark,
     breakdown_interval_kind,
     breakdown_terms,
+    home_way,
+    lower_bound_ns,
     overlap_figures,
     terms_error,
 )
@@ -199,6 +201,25 @@ def test_figures_without_a_divisor_are_left_out():
         overlap_figures("f", fused=nothing, sequential=nothing, gemm_all=nothing, comm=nothing)
         == {}
     )
+
+
+@pytest.mark.parametrize(
+    ("setting", "bound"),
+    [
+        ({}, 150 + 40),
+        ({"push": "ctas", "walk": "expert", "num_chunks": 4}, 150 + 40),
+        ({"push": "epilogue", "walk": "expert", "num_chunks": 4}, 100 + 40),
+        ({"push": "ctas", "walk": "chunk", "num_chunks": 4}, 150 + 10),
+        ({"push": "epilogue", "walk": "chunk", "num_chunks": 8}, 100 + 5),
+        # Of 14 336 bytes four chunks are 3.5 KiB each.
+        (
+            {"push": None, "walk": "chunk", "num_chunks": None, "hidden": 7168, "tile_n": 256},
+            150 + 10,
+        ),
+    ],
+)
+def test_the_bound_leaves_out_what_a_way_home_can_hide(setting, bound):
+    assert lower_bound_ns(100, 150, 40, home_way(setting)) == bound
 
 
 PARTS = ("dispatch_gemm", "swiglu", "gemm_combine")

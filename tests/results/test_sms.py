@@ -117,13 +117,34 @@ def test_of_several_ranks_the_one_that_loses_most_counts():
     assert late_ns({0: multiplying(0), 1: multiplying(0, ready_us=10)}) == 35_000
 
 
-def test_the_tail_is_from_the_last_tile_to_the_last_reduced_token():
+def test_the_tail_is_from_the_last_tile_to_the_last_token_less_the_lag_of_a_push():
+    tiles = [("tile", 3 * n, 3 * n + 3, {"m_tile": n, "chunk": 0}) for n in range(20)]
+    # Pieces go home 4 us behind their tiles, the last but one 6 us.
+    sends = [
+        ("send", 3 * n + 6, 3 * n + 7 + 2 * (n == 18), {"m_tile": n, "chunk": 0}) for n in range(19)
+    ]
     spans = [
-        *lane("0.4", COMPUTE, ("tile", 0, 60, {}), ("reduce", 62, 88, {})),
-        *lane("1.4", COMMUNICATION, ("send", 0, 70, {}), ("reduce", 70, 95, {})),
+        *lane("0.4", COMPUTE, *tiles, ("reduce", 62, 88, {})),
+        *lane("1.4", COMMUNICATION, *sends, ("reduce", 70, 95, {})),
     ]
 
-    assert tail_ns({0: spans}) == 35_000
+    assert tail_ns({0: spans}) == 95_000 - 60_000 - 6_000
+    # The last tile and the last token of all ranks count, as the launch is theirs.
+    late = lane("2.4", COMPUTE, ("tile", 60, 80, {"m_tile": 0, "chunk": 0}))
+    assert tail_ns({0: spans, 1: late}) == 95_000 - 80_000 - 6_000
+
+
+def test_whole_rows_lag_behind_the_last_of_their_tiles():
+    tiles = [("tile", 5 * n, 5 * n + 5, {"m_tile": 0, "chunk": n}) for n in range(4)]
+    spans = [
+        *lane("0.4", COMPUTE, *tiles, ("reduce", 40, 90, {})),
+        *lane("1.4", COMMUNICATION, ("send", 21, 32, {"m_tile": 0})),
+    ]
+
+    assert tail_ns({0: spans}) == 90_000 - 20_000 - 12_000
+
+
+def test_a_launch_that_reduces_nothing_has_no_tail():
     assert tail_ns({0: multiplying(0)}) == 0
 
 

@@ -8,39 +8,32 @@ import re
 from typing import Any
 
 from tilepipe.config.choices import (
+    L2,
+    Baseline,
     Copy,
-    Dtype,
     Fabric,
     Law,
     Operation,
-    Order,
     Planner,
+    Regime,
 )
+from tilepipe.config.chunks import check_chunks
+from tilepipe.config.device_checks import check_kernels
 from tilepipe.config.limits import (
-    FUSED_WARPS,
+    ELEM_BYTES,
     MAX_LOOPBACK_RANKS,
     MAX_NVSHMEM_RANKS,
-    MAX_PLANNED_EXPERTS,
-    MAX_TOPK,
-    PLANNED_ORDERS,
-    SHARED_BYTES,
-    WARPS_OF_SM,
-    max_combine_warps,
-    max_flag_batch,
-    piece_bytes,
 )
 from tilepipe.config.placements import BalancedPlacement, ContiguousPlacement, FilePlacement
 from tilepipe.config.refuse import require
 from tilepipe.config.routings import AllLocalRouting
-from tilepipe.config.running import LEAVE_OUT, check_running
 from tilepipe.config.schemas import (
     SWEEP_KEYS,
     AllRemoteRouting,
-    CommunicationKernel,
     Config,
     FusedKernel,
-    GemmCombineKernel,
     GroupedGemmKernel,
+    HomeKernel,
     HotExpertRouting,
     HotRankRouting,
 )
@@ -74,18 +67,18 @@ def check_config(config: Config) -> None:
     _check_experts(config)
     _check_executor(config)
     _check_gpu_keys(config)
-    _check_kernels(config)
+    check_kernels(config)
     check_tiles(config)
-    check_running(config)
-
-
-_ELEM_BYTES = {Dtype.bf16: 2}
+    _check_pace(config)
+    _check_measure(config)
+    _check_baselines(config)
+    _check_wrap(config)
 
 
 def _check_sizes(config: Config) -> None:
     """Every row that is moved or multiplied starts at a multiple of 16 bytes."""
     workload = config.workload
-    elem_bytes = _ELEM_BYTES[workload.dtype]
+    elem_bytes = ELEM_BYTES[workload.dtype]
     keys = ["hidden"]
     if config.operation not in (Operation.dispatch, Operation.combine):
         # The first GEMM stores rows of 2 x intermediate, the second loads rows of intermediate.
@@ -157,6 +150,15 @@ _LAWS_BY_RANK = (Law.hot_rank, Law.all_local, Law.all_remote)
 _LAWS_THAT_PROMISE = (Law.all_local, Law.all_remote)
 
 
+def _check_wrap(config: Config) -> None:
+    """Inside this process there is room for one rank, or for all that one GPU holds."""
+    num_ranks, fabric = config.launch.num_ranks, config.launch.fabric
+    if config.launch.wrap == "inline" and fabric is not Fabric.loopback:
+        require(num_ranks == 1, "launch.num_ranks", num_ranks, "launch.wrap=inline runs one rank")
+    named = config.launch.wrap is None or config.launch.wrap.strip() != ""
+    require(named, "launch.wrap", config.launch.wrap, "type a command, inline, or null")
+
+
 # Fabric -> most ranks, and why.
 _MAX_RANKS = {
     Fabric.loopback: (MAX_LOOPBACK_RANKS, "its ranks share one GPU"),
@@ -195,6 +197,8 @@ _COPIES_OF = {
     "num_stages": (Copy.tma,),
     "stage_bytes": (Copy.tma,),
 }
+_LEAVE_OUT = "leave the key out, or choose hardware with a GPU"
+_ON_HOST = "leave the key out, or type hardware=cpu"
 
 
 def _check_gpu_keys(config: Config) -> None:
@@ -204,14 +208,17 @@ def _check_gpu_keys(config: Config) -> None:
     if isinstance(kernel, GroupedGemmKernel):
         _check_gemm_keys(kernel, config.hardware.num_sms, on_host=on_host)
         return
-    allowed = f"the host executor plans with NumPy; {LEAVE_OUT}"
+    allowed = f"the host executor plans with NumPy; {_LEAVE_OUT}"
     by_numpy = kernel.planner is Planner.numpy
     require(by_numpy or not on_host, "kernel.planner", kernel.planner, allowed)
     fused = {"roles": "CTAs"} if isinstance(kernel, FusedKernel) else {}
+    if isinstance(kernel, HomeKernel):
+        fused |= {"push": "CTAs that push", "walk": "second order of tiles"}
+        check_chunks(config, kernel)
     for key, lacked in (_GPU_KEYS | fused).items():
         value = getattr(kernel, key)
         if on_host:
-            allowed = f"the host executor has no {lacked}; {LEAVE_OUT}"
+            allowed = f"the host executor has no {lacked}; {_LEAVE_OUT}"
             require(value is None, f"kernel.{key}", value, allowed)
         elif kernel.copy not in _COPIES_OF.get(key, (kernel.copy,)):
             own = " or ".join(copy.name for copy in _COPIES_OF[key])
@@ -226,7 +233,7 @@ def _check_gemm_keys(kernel: GroupedGemmKernel, num_sms: int | None, *, on_host:
     """How CTAs store a product, and how many of them there are."""
     if on_host:
         for key, lacked in (("store", "ways of storing"), ("num_gemm_ctas", "CTAs")):
-            allowed = f"the host executor has no {lacked}; {LEAVE_OUT}"
+            allowed = f"the host executor has no {lacked}; {_LEAVE_OUT}"
             require(getattr(kernel, key) is None, f"kernel.{key}", getattr(kernel, key), allowed)
     elif kernel.num_gemm_ctas is not None and num_sms is not None:
         allowed = f"one runs on each SM, and there are {num_sms}; use at most {num_sms}"
@@ -234,105 +241,60 @@ def _check_gemm_keys(kernel: GroupedGemmKernel, num_sms: int | None, *, on_host:
         require(fits, "kernel.num_gemm_ctas", kernel.num_gemm_ctas, allowed)
 
 
-def _check_kernels(config: Config) -> None:
-    """What the kernels of a GPU hold of a token and of a CTA."""
-    kernel, num_topk = config.kernel, config.workload.num_topk
-    if config.launch.fabric is Fabric.host or isinstance(kernel, GroupedGemmKernel):
+def _check_pace(config: Config) -> None:
+    """Between GPUs the link itself sets the rate."""
+    rate, delay = config.launch.pace_gbps, config.launch.pace_latency_ns
+    if config.launch.fabric is not Fabric.loopback:
+        allowed = "only ranks that share a GPU are throttled; type launch.fabric=loopback too"
+        if config.launch.fabric is Fabric.host:
+            allowed = f"the host executor has no links to throttle; {_LEAVE_OUT}"
+        require(rate is None, "launch.pace_gbps", rate, allowed)
+        require(delay == 0, "launch.pace_latency_ns", delay, allowed)
+
+
+def _check_baselines(config: Config) -> None:
+    """What a baseline needs of a point."""
+    names = f"[{','.join(baseline.name for baseline in config.measure.baselines)}]"
+    if not config.measure.baselines:
         return
-    allowed = f"kernels hold at most {MAX_TOPK} slots of a token; lower it, or type hardware=cpu"
-    require(num_topk <= MAX_TOPK, "workload.num_topk", num_topk, allowed)
-    if isinstance(kernel, FusedKernel):
-        _check_fused(kernel)
-    if kernel.num_comm_ctas == "auto":
-        _check_auto(config, kernel)
-    if config.operation is Operation.combine:
-        warps, most = kernel.num_comm_warps, max_combine_warps(num_topk)
+    drop = "type measure.baselines=[]"
+    allowed = f"grouped_gemm moves no rows and has contenders of its own; {drop}"
+    require(config.operation is not Operation.grouped_gemm, "measure.baselines", names, allowed)
+    if Baseline.torch in config.measure.baselines and config.launch.fabric is not Fabric.host:
         allowed = (
-            f"combine with workload.num_topk={num_topk} has registers and shared memory for {most} "
-            f"warps; use at most {most}"
+            f"torch waits for the device in each launch; type measure.regime=isolated, or {drop}"
         )
-        require(warps is None or warps <= most, "kernel.num_comm_warps", warps, allowed)
-    if kernel.planner is Planner.device:
-        _check_planned(kernel.order, config.workload.num_experts)
-    _check_residency(config, kernel)
-    if kernel.copy is Copy.tma:
-        _check_bulk(config, kernel)
+        require(config.measure.regime is Regime.isolated, "measure.baselines", names, allowed)
+        apart = config.launch.num_ranks <= config.hardware.num_gpus
+        allowed = f"NCCL takes one rank a GPU, hardware.num_gpus={config.hardware.num_gpus}; {drop}"
+        nvshmem = config.launch.fabric is Fabric.nvshmem
+        require(apart or not nvshmem, "measure.baselines", names, allowed)
 
 
-def _check_auto(config: Config, kernel: CommunicationKernel) -> None:
-    """What the number of communication CTAs is chosen by."""
-    allowed = f"{config.operation.name} alone has no best count to find; type counts to sweep"
-    require(isinstance(kernel, FusedKernel), "kernel.num_comm_ctas", "auto", allowed)
-    assert kernel.copy is not None, "null is refused on a GPU"
-    hardware = config.hardware
-    needed = [f"{kernel.copy.name}_cta_gbps", "beside_gemm_share", "hbm_gbps", "reached_tflops"]
-    if config.launch.fabric is Fabric.nvshmem:
-        needed.append("reached_link_gbps")
-    missing = [f"hardware.{key}" for key in needed if getattr(hardware, key) is None]
-    allowed = (
-        f"it is chosen by {', '.join(missing)}, which hardware={hardware.name} does not tell; "
-        "type them and their sources, or counts to sweep"
-    )
-    require(not missing, "kernel.num_comm_ctas", "auto", allowed)
-
-
-def _check_planned(order: Order, num_experts: int) -> None:
-    """What the kernel that makes the Plan knows."""
-    allowed = "the plan kernel has no such order; type kernel.planner=numpy"
-    require(order.name in PLANNED_ORDERS, "kernel.order", order.name, allowed)
-    allowed = (
-        f"the plan kernel counts at most {MAX_PLANNED_EXPERTS} experts; lower it, or type "
-        "kernel.planner=numpy"
-    )
-    require(num_experts <= MAX_PLANNED_EXPERTS, "workload.num_experts", num_experts, allowed)
-
-
-def _check_fused(kernel: FusedKernel) -> None:
-    """What a CTA that may take either role holds, and who plans for it."""
-    warps = kernel.num_comm_warps
-    allowed = f"CTAs of a fused launch have {FUSED_WARPS} warps; use at most {FUSED_WARPS}"
-    require(warps is None or warps <= FUSED_WARPS, "kernel.num_comm_warps", warps, allowed)
-    allowed = "the tiles of the GEMM are planned by NumPy; leave the key out"
-    require(kernel.planner is Planner.numpy, "kernel.planner", kernel.planner, allowed)
-    if isinstance(kernel, GemmCombineKernel):
-        allowed = "rows go home as the GEMM stores them; leave the key out"
-        require(kernel.order is Order.edf, "kernel.order", kernel.order, allowed)
-
-
-def _check_residency(config: Config, kernel: CommunicationKernel) -> None:
-    """CTAs of all ranks on a GPU run at once; the code's registers may allow fewer."""
-    ctas, warps, num_sms = kernel.num_comm_ctas, kernel.num_comm_warps, config.hardware.num_sms
-    if not isinstance(ctas, int) or warps is None or num_sms is None:
-        return
-    shared = config.launch.fabric is Fabric.loopback
-    num_ranks = config.launch.num_ranks if shared else 1
-    ranks = f" shared by {num_ranks} ranks" if num_ranks > 1 else ""
-    if isinstance(kernel, FusedKernel):  # whose CTAs have an SM each
-        most = num_sms // num_ranks - 1
-        allowed = f"{num_sms} SMs{ranks} hold a CTA each, one the GEMM's; use at most {most}"
+def _check_measure(config: Config) -> None:
+    """How launches follow each other, what the L2 cache holds, and when iterations end."""
+    measure = config.measure
+    most, interval, l2, regime = measure.max_iters, measure.interval, measure.l2, measure.regime
+    allowed = "needs measure.{}; type both, or both as null"
+    alone = most is None or interval is not None
+    require(alone, "measure.max_iters", most, allowed.format("interval"))
+    alone = interval is None or most is not None
+    require(alone, "measure.interval", interval, allowed.format("max_iters"))
+    isolated = regime is Regime.isolated
+    if config.launch.fabric is Fabric.host:
+        allowed = f"the host executor has no L2 cache to flush; {_LEAVE_OUT}"
+        require(l2 is None, "measure.l2", l2, allowed)
+        allowed = f"the host executor has isolated launches only; {_LEAVE_OUT}"
+        require(isolated, "measure.regime", regime, allowed)
     else:
-        most = num_sms * (WARPS_OF_SM // warps) // num_ranks
-        allowed = (
-            f"{num_sms} SMs{ranks} hold {most} CTAs of {warps} warps a rank; use at most {most}, "
-            "or fewer kernel.num_comm_warps"
+        require(
+            l2 is not None, "measure.l2", l2, "null is for the host executor; type cold or warm"
         )
-    require(ctas <= most, "kernel.num_comm_ctas", ctas, allowed)
-
-
-def _check_bulk(config: Config, kernel: CommunicationKernel) -> None:
-    """What rings of bulk copies take of an SM, and what their warps can remember."""
-    batch, stages, warps = kernel.flag_batch, kernel.num_stages, kernel.num_comm_warps
-    room = kernel.stage_bytes
-    if batch is None or stages is None or warps is None or room is None:
-        return
-    allowed = f"warps with kernel.num_stages={stages} remember {{0}} rows; use at most {{0}}"
-    most = max_flag_batch(stages)
-    require(batch <= most, "kernel.flag_batch", batch, allowed.format(most))
-    stage_bytes = piece_bytes(config.workload.hidden * _ELEM_BYTES[config.workload.dtype], room)
-    needed = warps * stages * stage_bytes
-    allowed = (
-        f"{warps} warps x that many stages of {stage_bytes} bytes need {needed} bytes of shared "
-        f"memory, and an SM has {SHARED_BYTES}; lower it, kernel.stage_bytes or "
-        "kernel.num_comm_warps"
-    )
-    require(needed <= SHARED_BYTES, "kernel.num_stages", stages, allowed)
+        allowed = "measure.l2=cold would flush inside the period; type measure.l2=warm too"
+        require(isolated or l2 is L2.warm, "measure.regime", regime, allowed)
+        fused = config.operation in (Operation.dispatch_gemm, Operation.gemm_combine)
+        allowed = f"on a GPU only dispatch_gemm and gemm_combine record one; {_ON_HOST}"
+        require(fused or not measure.timeline, "measure.timeline", measure.timeline, allowed)
+        one_clock = config.launch.fabric is Fabric.loopback
+        allowed = "GPUs have a clock each; type launch.fabric=loopback, or leave the key out"
+        require(one_clock or not measure.timeline, "measure.timeline", measure.timeline, allowed)

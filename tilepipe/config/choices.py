@@ -19,11 +19,13 @@ __all__ = [
     "Order",
     "PlacementRule",
     "Planner",
+    "Push",
     "Regime",
     "Replica",
     "Resume",
     "Roles",
     "StoreMode",
+    "Walk",
 ]
 
 
@@ -104,6 +106,20 @@ class Roles(Enum):
 
     fixed = "fixed"  # a CTA communicates, or multiplies, to the end
     switch = "switch"  # all CTAs send the first rows; who has no more to do joins the others
+
+
+class Push(Enum):
+    """Who brings home what GEMM -> combine has multiplied."""
+
+    ctas = "ctas"  # communication CTAs read stored rows and store them at home
+    epilogue = "epilogue"  # the warp that stores a tile stores it at home; no row is kept here
+
+
+class Walk(Enum):
+    """In which order the GEMM of GEMM -> combine takes its output tiles."""
+
+    expert = "expert"  # expert after expert, all columns: a row is complete early, tokens late
+    chunk = "chunk"  # chunk of columns after chunk, all experts: a chunk of every token is early
 
 
 class Dtype(Enum):

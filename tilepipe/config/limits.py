@@ -3,8 +3,11 @@
 Knows nothing of kernels; they take their limits from here.
 """
 
+from tilepipe.config.choices import Dtype
+
 __all__ = [
     "COLUMN_BYTES",
+    "ELEM_BYTES",
     "FUSED_WARPS",
     "MAX_COMBINE_WARPS",
     "MAX_LOOPBACK_RANKS",
@@ -22,6 +25,7 @@ __all__ = [
     "piece_bytes",
 ]
 
+ELEM_BYTES = {Dtype.bf16: 2}
 MAX_LOOPBACK_RANKS = 8  # they share one GPU
 MAX_NVSHMEM_RANKS = 32  # a lane of a warp watches each rank
 FUSED_WARPS = 12  # of every CTA of a fused launch, whatever its role: three warpgroups

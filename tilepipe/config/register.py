@@ -66,7 +66,10 @@ def register() -> None:
         store.store(group="schema/placement", name=rule.name, node=placement)
     # No auto.yaml: Hydra interpolates no defaults list by what a machine has.
     store.store(group="hardware", name="auto", node={"defaults": [detect.hardware_option()]})
-    for resolver in (axis, by_copy, by_device, by_gpus, num_tokens, operation, token_axis):
+    for resolver in (
+        *(axis, by_copy, by_device, by_gpus, by_granularity),
+        *(num_tokens, operation, token_axis),
+    ):
         OmegaConf.register_new_resolver(f"tilepipe.{resolver.__name__}", resolver, replace=True)
     OmegaConf.register_new_resolver("tilepipe.scratch", lambda: scratch().name, replace=True)
 
@@ -88,6 +91,13 @@ def by_copy(copy: Any, simt: Any, tma: Any, none: Any) -> Any:
         return none
     word = copy.name if isinstance(copy, Enum) else copy
     return tma if word == "tma" else simt
+
+
+def by_granularity(hardware: str, granularity: Any, tile: Any, others: Any) -> Any:
+    """One value where chunks of rows go home one by one, another where whole rows do; null on the
+    host, which has no CTAs."""
+    word = granularity.name if isinstance(granularity, Enum) else granularity
+    return by_device(hardware, tile if word == "tile" else others, None)
 
 
 def operation(kernel: DictConfig) -> str:

@@ -8,28 +8,33 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, TypeVar, cast
 
+from tilepipe.config import choices
 from tilepipe.config.choices import (
     L2,
     Baseline,
-    Copy,
     Dtype,
     Fabric,
-    Granularity,
-    HomeGranularity,
     Law,
-    Layout,
     Operation,
-    Order,
     PlacementRule,
-    Planner,
     Regime,
-    Replica,
     Resume,
-    Roles,
-    StoreMode,
+)
+from tilepipe.config.kernels import (
+    KERNELS,
+    CombineKernel,
+    CommunicationKernel,
+    DispatchGemmKernel,
+    DispatchKernel,
+    FusedKernel,
+    GemmCombineKernel,
+    GroupedGemmKernel,
+    HomeKernel,
+    Kernel,
+    MoeLayerKernel,
 )
 from tilepipe.config.placements import PLACEMENTS, Placement
-from tilepipe.config.refuse import require, require_own
+from tilepipe.config.refuse import require
 from tilepipe.config.routings import (
     ROUTINGS,
     AllRemoteRouting,
@@ -55,6 +60,7 @@ __all__ = [
     "GemmCombineKernel",
     "GroupedGemmKernel",
     "Hardware",
+    "HomeKernel",
     "HotExpertRouting",
     "HotRankRouting",
     "Kernel",
@@ -110,127 +116,6 @@ class Hardware:
             require(positive, f"hardware.{key}", value, "must be above 0, or null")
             sourced = value is None or bool(source)
             require(sourced, f"hardware.{key}_source", source, f"say where {key} comes from")
-
-
-@dataclass(kw_only=True)
-class _GemmTiles:
-    """Where received rows lie and how the GEMM cuts them."""
-
-    operation: Operation  # fixed by the option
-    layout: Layout = Layout.padded
-    tile_m: int = 128  # rows of an M tile
-    tile_n: int = 256  # columns of an N tile
-
-    def __post_init__(self) -> None:
-        require_own(self, "kernel", "operation")
-        allowed = "must be a multiple of 16 in 16..1024"
-        for key, value in (("tile_m", self.tile_m), ("tile_n", self.tile_n)):
-            require(16 <= value <= 1024 and value % 16 == 0, f"kernel.{key}", value, allowed)
-
-
-@dataclass(kw_only=True)
-class CommunicationKernel(_GemmTiles):
-    """How rows travel: what dispatch and combine have in common."""
-
-    copy: Copy | None = None  # null: the host executor has no copies
-    num_comm_ctas: int | str | None = None  # a count, auto, or null: the host executor has no CTAs
-    # Null on the host executor, as the two above.
-    num_comm_warps: int | None = None  # warps of a communication CTA
-    num_loads: int | None = None  # 16-byte loads that a lane has in flight; null but for copy=simt
-    num_stages: int | None = None  # pieces of a row that a warp's ring holds; null but for copy=tma
-    stage_bytes: int | None = None  # room of a stage, into which wider rows are split; as above
-    flag_batch: int | None = None  # rows of one warp whose flags share one release fence
-    planner: Planner = Planner.numpy
-    order: Order = Order.edf
-    granularity: Granularity = Granularity.tile
-    # Receive rows = factor x mean rows per rank; null: enough for the worst case.
-    capacity_factor: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        ctas, factor = self.num_comm_ctas, self.capacity_factor
-        counted = ctas is None or ctas == "auto" or (type(ctas) is int and ctas >= 1)
-        require(counted, "kernel.num_comm_ctas", ctas, "must be 1 or more, auto, or null")
-        most = {"num_comm_warps": 32, "num_loads": 16, "num_stages": 14, "flag_batch": 32}
-        for key, largest in most.items():
-            count = getattr(self, key)
-            fits = count is None or 1 <= count <= largest
-            require(fits, f"kernel.{key}", count, f"must be in 1..{largest}, or null")
-        room = self.stage_bytes
-        fits = room is None or (512 <= room <= 65_536 and room % 16 == 0)
-        require(fits, "kernel.stage_bytes", room, "must be a multiple of 16 in 512..65536, or null")
-        finite = factor is None or (factor > 0 and math.isfinite(factor))
-        require(finite, "kernel.capacity_factor", factor, "must be above 0, or null")
-
-
-@dataclass(kw_only=True)
-class DispatchKernel(CommunicationKernel):
-    """Dispatch alone, the GEMM held out."""
-
-    operation: Operation = Operation.dispatch
-
-
-@dataclass(kw_only=True)
-class CombineKernel(CommunicationKernel):
-    """Combine alone, the GEMM held out."""
-
-    operation: Operation = Operation.combine
-    home_granularity: HomeGranularity = HomeGranularity.token
-
-
-@dataclass(kw_only=True)
-class GroupedGemmKernel(_GemmTiles):
-    """The first GEMM alone, its rows already there."""
-
-    operation: Operation = Operation.grouped_gemm
-    store: StoreMode | None = None  # null: the one that was measured to be faster
-    num_gemm_ctas: int | None = None  # null: one each SM
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        ctas = self.num_gemm_ctas
-        counted = ctas is None or ctas >= 1
-        require(counted, "kernel.num_gemm_ctas", ctas, "must be 1 or more, or null")
-
-
-@dataclass(kw_only=True)
-class FusedKernel(CommunicationKernel):
-    """Communication and a GEMM in one launch."""
-
-    roles: Roles | None = None  # null: the host executor has no CTAs to give roles to
-
-
-@dataclass(kw_only=True)
-class DispatchGemmKernel(FusedKernel):
-    """Dispatch and the first GEMM, fused."""
-
-    operation: Operation = Operation.dispatch_gemm
-
-
-@dataclass(kw_only=True)
-class GemmCombineKernel(FusedKernel):
-    """The second GEMM and combine, fused."""
-
-    operation: Operation = Operation.gemm_combine
-    home_granularity: HomeGranularity = HomeGranularity.token
-
-
-@dataclass(kw_only=True)
-class MoeLayerKernel(FusedKernel):
-    """Dispatch, both GEMMs, SwiGLU between them and combine: two fused launches in a row."""
-
-    operation: Operation = Operation.moe_layer
-    home_granularity: HomeGranularity = HomeGranularity.token
-
-
-Kernel = (
-    DispatchKernel
-    | CombineKernel
-    | GroupedGemmKernel
-    | DispatchGemmKernel
-    | GemmCombineKernel
-    | MoeLayerKernel
-)
 
 
 @dataclass(kw_only=True)
@@ -330,15 +215,6 @@ class Config:
 # Root keys that say where and how a sweep runs: one value a sweep, no part of a measurement.
 SWEEP_KEYS = ("results_dir", "resume", "dry_run", "fail_fast", "repetitions")
 
-KERNELS: dict[Operation, type[Kernel]] = {
-    Operation.dispatch: DispatchKernel,
-    Operation.combine: CombineKernel,
-    Operation.grouped_gemm: GroupedGemmKernel,
-    Operation.dispatch_gemm: DispatchGemmKernel,
-    Operation.gemm_combine: GemmCombineKernel,
-    Operation.moe_layer: MoeLayerKernel,
-}
-
 
 def config_from_dict(container: dict[str, Any]) -> Config:
     """Rebuild the dataclasses of a plain resolved container; ranges are checked again."""
@@ -409,21 +285,4 @@ def _require_storable(key: str, value: object) -> None:
         require(abs(value) <= largest, key, value, f"must be at most {largest}")
 
 
-_CHOICES = (
-    Copy,
-    Dtype,
-    Fabric,
-    Granularity,
-    HomeGranularity,
-    L2,
-    Law,
-    Layout,
-    Operation,
-    Order,
-    PlacementRule,
-    Planner,
-    Regime,
-    Replica,
-    Roles,
-    StoreMode,
-)
+_CHOICES = tuple(getattr(choices, name) for name in choices.__all__)

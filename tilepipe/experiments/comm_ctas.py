@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from tilepipe.config.choices import Copy, Fabric
-from tilepipe.config.schemas import Config, FusedKernel
+from tilepipe.config.schemas import Config, FusedKernel, HomeKernel
 from tilepipe.experiments.setting import plan_settings
 from tilepipe.kernels.gemm.defaults import tuning_of_tile
 from tilepipe.schedule.comm_ctas import Rates, best_num_comm_ctas, work_of
@@ -49,6 +49,7 @@ def with_comm_ctas(
         row_bytes=row_bytes(config.workload),
         tile_n=kernel.tile_n,
         num_k=shape.k,
+        push=kernel.push if isinstance(kernel, HomeKernel) else None,
     )
     count = best_num_comm_ctas(
         config.operation,

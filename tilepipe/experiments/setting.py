@@ -9,17 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilepipe.config.choices import Operation, Planner
+from tilepipe.config.choices import Planner, Walk
 from tilepipe.config.limits import MAX_PLANNED_EXPERTS
 from tilepipe.config.schemas import (
     CombineKernel,
     Config,
-    GemmCombineKernel,
     GroupedGemmKernel,
-    MoeLayerKernel,
+    HomeKernel,
 )
 from tilepipe.schedule.plan import RankPlan
-from tilepipe.schedule.settings import PlanSettings, num_chunks_of
+from tilepipe.schedule.settings import PlanSettings, home_chunks_of
 from tilepipe.schedule.shape import Shape
 from tilepipe.workload import shapes
 from tilepipe.workload.place import place
@@ -55,12 +54,15 @@ def plan_settings(config: Config, placed: Placed) -> PlanSettings:
     gemms = shapes.gemm_shapes(workload, config.operation)
     num_n_tiles, *of_second = [-(-gemm.n // kernel.tile_n) for gemm in gemms] or [1]
     num_chunks = num_n_tiles
-    pieces = num_chunks_of(workload.hidden * _BF16_BYTES, kernel.tile_n * _BF16_BYTES)
-    if config.operation is Operation.gemm_combine:
-        num_chunks = pieces
     chosen: dict[str, Any] = {}
-    if of_second:
-        chosen |= {"second_gemm": (of_second[0], pieces)}
+    if isinstance(kernel, HomeKernel):
+        sizes = (workload.hidden * _BF16_BYTES, kernel.tile_n * _BF16_BYTES)
+        chosen["walk"] = kernel.walk or Walk.expert
+        pieces = kernel.num_chunks or home_chunks_of(*sizes, push=kernel.push)
+        if of_second:
+            chosen["second_gemm"] = (of_second[0], pieces)
+        else:
+            num_chunks = pieces
     if not isinstance(kernel, GroupedGemmKernel):
         if kernel.planner is Planner.device and num_physical > MAX_PLANNED_EXPERTS:
             raise ValueError(
@@ -69,7 +71,7 @@ def plan_settings(config: Config, placed: Placed) -> PlanSettings:
                 "kernel.planner=numpy, or place fewer"
             )
         chosen |= {"granularity": kernel.granularity, "order": kernel.order}
-    if isinstance(kernel, CombineKernel | GemmCombineKernel | MoeLayerKernel):
+    if isinstance(kernel, CombineKernel | HomeKernel):
         chosen |= {"home_granularity": kernel.home_granularity}
     return PlanSettings(
         num_ranks=config.launch.num_ranks,

@@ -90,7 +90,7 @@ class DeviceHeap:
         launch that ends says by itself what went wrong; one that does not is given up here.
         """
         deadline = time.monotonic() + 2 * limit_s + _GRACE_S
-        while not done():
+        while not self._is_over(done, limit_s):
             self.look_for_peers()
             if time.monotonic() > deadline:
                 self.check(limit_s=limit_s)
@@ -101,6 +101,14 @@ class DeviceHeap:
                 )
             time.sleep(_LOOK_S)
         self.check(limit_s=limit_s)
+
+    def _is_over(self, done: Callable[[], bool], limit_s: float) -> bool:
+        """`done()`; of a launch that has trapped the record says more than its error."""
+        try:
+            return done()
+        except RuntimeError:
+            self.check(limit_s=limit_s)
+            raise
 
     def check(self, *, limit_s: float) -> None:
         """Raise WatchdogTimeout when an own rank has given up; the first one of all is named."""

@@ -26,7 +26,8 @@ class Slot(_FromZero):
     row_flag = auto()  # (rows,) int32: epoch in which the row came; granularity token
     ready = auto()  # (counters,) int32: rows that have come, by M tile or local expert
     home_y = auto()  # (tokens x topk, hidden) bf16: rows back home
-    token_ready = auto()  # (tokens,) int32: rows x chunks that have come home
+    # (parts x tokens,) int32: rows x chunks that have come home; of whole tokens the first part's
+    token_ready = auto()
     rank_ready = auto()  # (num_ranks,) int32: the same by source rank
     mailbox = auto()  # (2, num_ranks, num_experts + 1) int64: epoch << 32 | count, fingerprint last
     gate_ready = auto()  # (num_ranks,) int32: epoch that each rank is ready for
@@ -80,7 +81,7 @@ class Word(IntEnum):
     num_returns = 5
     num_tokens = 6
     max_counters = 7  # room for readiness counters
-    max_tokens = 8  # room for token counters
+    max_tokens = 8  # room for token counters of a part
     mismatch = 9  # 1 + rank with another fingerprint; 0: none
     bad_expert = 10  # 1 + place in topk_idx of a number that is no expert; 0: none
     overflow_rank = 11  # rank that would receive most rows
@@ -90,6 +91,7 @@ class Word(IntEnum):
     num_rest = 15  # the others
     max_stored = 17  # room for counters of stored tiles; 0: none are in use
     num_units = 18  # pieces of tiles that go home one by one
+    max_parts = 19  # room for token counters, of all parts
     num_first_tiles = 16  # M tiles that the first tiles of this rank's GEMM are of
     num_second_tiles = 19  # cluster tiles of a layer's second GEMM
     send_queue = 32  # rows claimed so far

@@ -279,8 +279,6 @@ class HostRank:
         stamps = self._threads.run(start_ns, planned_ns, compute=compute, send=sending)
         return replace(stamps, early=pushed_before_last if form is Form.fused else 0)
 
-    # Parts of launches.
-
     def _pause_tile(self, form: Form) -> None:
         pause(self.delays.gemm_ms)
         if form in (Form.fused, Form.gemm_publish, Form.gemm_contended):

@@ -9,6 +9,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
+from tilepipe.config.limits import COLUMN_BYTES
 from tilepipe.fabric.table import Role, Slot, Word
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.edges import Edge
@@ -27,13 +28,14 @@ from tilepipe.kernels.reduction import (
     add_column,
     columns_of,
     fetch_column,
+    num_units_of,
     stages_of,
+    unit_at,
     units_of,
 )
-from tilepipe.kernels.semaphore import Scope
-from tilepipe.kernels.stamps import Event, is_late, lap
+from tilepipe.kernels.stamps import Event, lap, moment
 from tilepipe.kernels.track import AT_HOME, NO_ITEM
-from tilepipe.kernels.watchdog import wait_or_give_up
+from tilepipe.kernels.watchdog import wait_or_give_up, wait_telling_or_give_up
 
 __all__ = ["combine_entry", "reduce_tokens", "wait_home"]
 
@@ -50,14 +52,18 @@ def reduce_tokens(
     limit_ns: Int64,
     tape: cutlass.Constexpr = None,  # of the warp; None: it leaves no stamps
 ):
-    """Reduce tokens of `rank`, in their order, each once its rows are home. All lanes call it.
+    """Reduce tokens of `rank`, in their order, each once its rows are home; with parts, the same of
+    part after part. All lanes call it.
 
     A warp claims units: some columns of one token. Copies run `stages - 1` columns ahead of the
     sums, across the seam between one unit and the next.
     """
     words = address(table, rank, Slot.words)
-    pieces, columns, stages = units_of(constants), columns_of(constants), stages_of(constants)
-    num_units = buffer(words, Int32)[int(Word.num_tokens)] * pieces
+    columns, stages = columns_of(constants), stages_of(constants)
+    num_tokens = buffer(words, Int32)[int(Word.num_tokens)]
+    num_units = num_units_of(constants, num_tokens)
+    if cutlass.const_expr(constants.num_parts > 1):
+        num_tokens = cutlass.max(num_tokens, 1)  # divided by
     queue = word(words, Word.reduce_queue)
     rows, target = address(table, rank, Slot.home_y), address(table, rank, out)
     stage_bytes = constants.num_topk * LANES * VECTOR_BYTES
@@ -69,18 +75,20 @@ def reduce_tokens(
 
     here = cute.arch.shuffle_sync(claim_for_warp(queue, lane), 0)
     coming = cute.arch.shuffle_sync(claim_for_warp(queue, lane), 0)
-    expert, weight = _slots(table, rank, here // pieces, lane, constants)
+    first = unit_at(constants, here, num_tokens)
+    expert, weight = _slots(table, rank, first.token, lane, constants)
     if cutlass.const_expr(by_token):
         if alive and here < num_units:
-            came = _wait_token(table, rank, here // pieces, constants, limit_ns, tape)
+            came = _wait_token(table, rank, first.token, first.part, constants, limit_ns, tape)
             alive = cute.arch.vote_all_sync(came)
     for column in cutlass.range_constexpr(stages - 1):
         if alive and here < num_units:
             fetch_column(
                 rows,
                 ring + column * stage_bytes,
-                here // pieces,
-                here % pieces * columns + column,
+                first.token,
+                first.begin + column * COLUMN_BYTES,
+                first.end,
                 lane,
                 expert,
                 constants,
@@ -90,22 +98,28 @@ def reduce_tokens(
     drained = Int32(0)  # stage that is summed next
     while alive and here < num_units:
         claimed = claim_for_warp(queue, lane)
-        next_expert, next_weight = _slots(table, rank, coming // pieces, lane, constants)
+        own = unit_at(constants, here, num_tokens)
+        following = unit_at(constants, coming, num_tokens)
+        next_expert, next_weight = _slots(table, rank, following.token, lane, constants)
         for column in cutlass.range(columns, unroll=1):
             ahead = column + (stages - 1)
             unit, of_unit, in_unit = here, expert, ahead
             if ahead >= columns:
                 unit, of_unit, in_unit = coming, next_expert, ahead - columns
+            fetched = unit_at(constants, unit, num_tokens)
             if cutlass.const_expr(by_token):
                 if in_unit == 0 and alive and unit < num_units:
-                    came = _wait_token(table, rank, unit // pieces, constants, limit_ns, tape)
+                    came = _wait_token(
+                        *(table, rank, fetched.token, fetched.part, constants, limit_ns, tape)
+                    )
                     alive = cute.arch.vote_all_sync(came)
             if alive and unit < num_units:
                 fetch_column(
                     rows,
                     ring + filled * stage_bytes,
-                    unit // pieces,
-                    unit % pieces * columns + in_unit,
+                    fetched.token,
+                    fetched.begin + in_unit * COLUMN_BYTES,
+                    fetched.end,
                     lane,
                     of_unit,
                     constants,
@@ -115,15 +129,17 @@ def reduce_tokens(
             add_column(
                 target,
                 ring + drained * stage_bytes,
-                here // pieces,
-                here % pieces * columns + column,
+                own.token,
+                own.begin + column * COLUMN_BYTES,
+                own.end,
                 lane,
                 weight,
                 constants,
             )
             filled = filled + 1 if filled + 1 < stages else Int32(0)
             drained = drained + 1 if drained + 1 < stages else Int32(0)
-        lap(tape, Event.reduce, here // pieces, here % pieces)
+        of_part = own.part * units_of(constants) + here % units_of(constants)
+        lap(tape, Event.reduce, own.token, of_part)
         here, expert, weight = coming, next_expert, next_weight
         coming = cute.arch.shuffle_sync(claimed, 0)
     cute.arch.cp_async_wait_group(0)
@@ -149,16 +165,21 @@ def _wait_token(
     table: cute.Pointer,
     rank: Int32,
     token: Int32,
+    part: Int32,
     constants: cutlass.Constexpr,
     limit_ns: Int64,
     tape: cutlass.Constexpr = None,
 ) -> cutlass.Boolean:
-    epoch = buffer(address(table, rank, Slot.words), Int32)[int(Word.epoch)]
+    words = buffer(address(table, rank, Slot.words), Int32)
+    epoch = words[int(Word.epoch)]
     expected = buffer(address(table, rank, Slot.token_expected), Int32)[token]
-    counter = element(address(table, rank, Slot.token_ready), token, Int32)
-    lap(tape, Event.reduce)
-    late = is_late(tape, counter, expected, Scope.sys)
-    came = wait_or_give_up(
+    place = token
+    if cutlass.const_expr(constants.num_parts > 1):
+        expected = expected // constants.num_parts
+        place = part * words[int(Word.max_tokens)] + token
+    counter = element(address(table, rank, Slot.token_ready), place, Int32)
+    asked = moment(tape)
+    came, late = wait_telling_or_give_up(
         table,
         rank,
         counter,
@@ -169,7 +190,11 @@ def _wait_token(
         constants.num_ranks,
         limit_ns,
     )
-    lap(tape, Event.wait, token, AT_HOME | late)
+    if cutlass.const_expr(tape is not None):
+        # Of what is there at once no stamp is left: tokens are many.
+        if late:
+            lap(tape, Event.reduce, at=asked)
+            lap(tape, Event.wait, token, AT_HOME | 1)
     return came
 
 
@@ -217,7 +242,7 @@ def wait_home(
         num_tokens = buffer(address(table, rank, Slot.words), Int32)[int(Word.num_tokens)]
         first = warp * LANES + lane
         for token in cutlass.range(first, num_tokens, num_warps * LANES, unroll=1):
-            _wait_token(table, rank, token, constants, limit_ns)
+            _wait_token(table, rank, token, Int32(0), constants, limit_ns)
 
 
 def combine_entry(constants: Constants, *, push: bool, reduce: bool):

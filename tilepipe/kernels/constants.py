@@ -22,6 +22,7 @@ class Constants:
     granularity: Granularity
     by_rank: bool = False  # home waits for whole source ranks instead of tokens
     num_chunks: int = 1  # pieces in which a row comes home
+    num_parts: int = 1  # of a token that are waited for and reduced one by one
     copy: Copy = Copy.simt
     num_warps: int = 16  # of a CTA
     num_loads: int = 14  # SIMT: 16-byte loads that a lane has in flight
@@ -39,6 +40,12 @@ class Constants:
     def piece_bytes(self) -> int:
         """Bytes of a piece, a multiple of 16; the last one may be shorter."""
         return limits.piece_bytes(self.row_bytes, self.stage_bytes)
+
+    @property
+    def part_bytes(self) -> int:
+        """Bytes of a part of a row."""
+        assert self.row_bytes % (self.num_parts * 16) == 0, "parts of unlike size"
+        return self.row_bytes // self.num_parts
 
     @property
     def num_experts(self) -> int:

@@ -31,6 +31,7 @@ __all__ = [
     "place_in_order",
     "queue_of",
     "second_of",
+    "token_flag",
     "way_of",
 ]
 
@@ -167,3 +168,18 @@ def note_beside(edge: Edge, table: cute.Pointer, rank: Int32, first: First) -> N
         slot = peer_slot & ((1 << SLOT_BITS) - 1)
         home = (Int64(rank) << (TOKEN_BITS + SLOT_BITS)) | (Int64(token) << SLOT_BITS) | slot
         buffer(address(table, peer_slot >> SLOT_BITS, Slot.row_home), Int64)[row] = home
+
+
+def token_flag(
+    constants: Constants, table: cute.Pointer, rank: Int32, peer: Int32, token: Int32, chunk: Int32
+) -> Int64:
+    """Address of the counter at home that a chunk of a row of `token` raises.
+
+    Every rank has room for as many tokens in a part, so a rank's own words say how many.
+    """
+    place = Int64(token)
+    if constants.num_parts > 1:
+        assert constants.num_parts == constants.num_chunks, "a part is a chunk"
+        words = buffer(address(table, rank, Slot.words), Int32)
+        place += Int64(chunk) * words[int(Word.max_tokens)]
+    return address(table, peer, Slot.token_ready) + place * 4

@@ -57,6 +57,8 @@ class DeviceGroup:
             specs = buffer_specs(settings, shape)
             heap = LoopbackHeap(specs, num_ranks=settings.num_ranks, device=device)
         assert heap.num_ranks == settings.num_ranks
+        room = heap.tensor(heap.ranks[0], Slot.token_ready).numel()
+        assert room >= max(shape.max_tokens, 1) * settings.num_parts, "counters of another plan"
         self.heap, self.device = heap, heap.device
         self.launcher = self.launcher_on(knobs.num_ctas)
         self._epoch = 0
@@ -68,6 +70,7 @@ class DeviceGroup:
                     Word.fingerprint: fingerprint,
                     Word.max_counters: counter_capacity(settings, shape),
                     Word.max_tokens: max(shape.max_tokens, 1),
+                    Word.max_parts: max(shape.max_tokens, 1) * settings.num_parts,
                 },
             )
 

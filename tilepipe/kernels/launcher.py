@@ -159,15 +159,20 @@ def opens(name: str) -> bool:
     return name.startswith(("open", "plan"))
 
 
+def stand_ins(name: str) -> tuple[Any, ...]:
+    """Arguments of the host function of a launch, for compiling it."""
+    table = make_ptr(Int64, 0, cute.AddressSpace.gmem, assumed_align=16)
+    sizes = (Int32(0), Int32(1), Int64(1))
+    if not opens(name):
+        sizes = (Int32(0), Int32(1), Int32(1), Int64(1), Int64(1), Int64(1))
+    return (table, *sizes, make_fake_stream())
+
+
 @kept
 def compile_launch(name: str, constants: Constants | PlanConstants) -> Code:
     """Compile a launch for stand-in arguments, once in a process; raises CompileError."""
-    table = make_ptr(Int64, 0, cute.AddressSpace.gmem, assumed_align=16)
-    stand_ins = (Int32(0), Int32(1), Int64(1))
-    if not opens(name):
-        stand_ins = (Int32(0), Int32(1), Int32(1), Int64(1), Int64(1), Int64(1))
     try:
-        return compile_code(LAUNCHES[name](constants), (table, *stand_ins, make_fake_stream()))
+        return compile_code(LAUNCHES[name](constants), stand_ins(name))
     except (AssertionError, OSError):  # a fault of ours; no room for what the compiler writes
         raise
     except Exception as error:  # the DSL raises whatever its passes raise

@@ -23,6 +23,7 @@ __all__ = [
     "load_words",
     "pointer",
     "shared_table",
+    "shuffle_wide",
     "store_vector",
     "store_words",
     "table_bytes",
@@ -140,3 +141,10 @@ def store_words(byte_address: Int64, values) -> None:
         ir.VectorType.get([4], Int32.mlir_type), [Int32(value).ir_value() for value in values]
     )
     store_vector(byte_address, four)
+
+
+def shuffle_wide(value: Int64, lane: Int32) -> Int64:
+    """An Int64 of another lane."""
+    low = cute.arch.shuffle_sync(Int32(value), lane)
+    high = cute.arch.shuffle_sync(Int32(value >> 32), lane)
+    return (Int64(high) << 32) | (Int64(low) & 0xFFFFFFFF)

@@ -82,18 +82,20 @@ def zero_counters(
     for name in cutlass.range_constexpr(len(_QUEUES)):
         if thread == name:
             words[int(_QUEUES[name])] = Int32(0)
+    max_counters, max_tokens = words[int(Word.max_counters)], words[int(Word.max_tokens)]
     counters = (
-        (Slot.ready, Slot.ready_expected, words[int(Word.max_counters)]),
-        (Slot.token_ready, Slot.token_expected, words[int(Word.max_tokens)]),
-        (Slot.rank_ready, Slot.rank_expected, Int32(constants.num_ranks)),
+        (Slot.ready, Slot.ready_expected, max_counters, max_counters),
+        # What a whole token waits for is enough for each of its parts.
+        (Slot.token_ready, Slot.token_expected, words[int(Word.max_parts)], max_tokens),
+        (Slot.rank_ready, Slot.rank_expected, *[Int32(constants.num_ranks)] * 2),
     )
     for place in cutlass.range_constexpr(len(counters)):
-        slot, threshold, count = counters[place]
+        slot, threshold, count, num_expected = counters[place]
         counter = buffer(address(table, rank, slot), Int32)
         expected = buffer(address(table, rank, threshold), Int32)
         for i in cutlass.range(thread, count, num_threads, unroll=1):
             if cutlass.const_expr(preset):
-                counter[i] = expected[i]
+                counter[i] = expected[i % num_expected]
             else:
                 counter[i] = Int32(0)
     stored = buffer(address(table, rank, Slot.tile_stored), Int32)

@@ -11,6 +11,9 @@ One H200, 4096 tokens x 8 slots x 14 336 bytes, L2 flushed, read + written: 3 17
 4 220 this way (8 warps, 6 stages), 3 960 with a prefetch hint of 256 bytes; memcpy 4 310.
 """
 
+from dataclasses import dataclass
+from typing import Any
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
@@ -26,14 +29,17 @@ from tilepipe.kernels.memory import (
 )
 
 __all__ = [
+    "Unit",
     "add_column",
     "columns_of",
     "fetch_column",
     "max_rings",
+    "num_units_of",
     "ring_bytes",
     "stages_of",
     "two_bf16",
     "two_floats",
+    "unit_at",
     "units_of",
 ]
 
@@ -43,18 +49,52 @@ _MAX_COLUMNS = 8
 _MAX_STAGES = 8
 
 
-def _row_columns(row_bytes: int) -> int:
-    return -(-row_bytes // COLUMN_BYTES)
+@dataclass(frozen=True)
+class Unit:
+    """What a warp claims: some columns of a part of a token."""
+
+    token: Any
+    part: Any
+    begin: Any  # byte of the row at which its first column begins
+    end: Any  # and the one at which its part ends
+
+
+def _part_columns(constants: Constants) -> int:
+    return -(-constants.part_bytes // COLUMN_BYTES)
 
 
 def units_of(constants: Constants) -> int:
-    """Pieces of a token that warps claim."""
-    return max(1, -(-_row_columns(constants.row_bytes) // _MAX_COLUMNS))
+    """Units of a part of a token."""
+    return max(1, -(-_part_columns(constants) // _MAX_COLUMNS))
 
 
 def columns_of(constants: Constants) -> int:
-    """Columns of each unit; those past the end of a row are empty."""
-    return max(1, -(-_row_columns(constants.row_bytes) // units_of(constants)))
+    """Columns of each unit; those past the end of its part are empty."""
+    return max(1, -(-_part_columns(constants) // units_of(constants)))
+
+
+def num_units_of(constants: Constants, num_tokens: Any) -> Any:
+    """Units of so many tokens."""
+    return num_tokens * (units_of(constants) * constants.num_parts)
+
+
+def unit_at(constants: Constants, number: Any, num_tokens: Any) -> Unit:
+    """A unit by its number: part after part, in a part token after token.
+
+    Written in operators that Python integers and device integers share. `num_tokens` is at least 1.
+    """
+    of_token, pieces = number // units_of(constants), units_of(constants)
+    begin = number % pieces * (columns_of(constants) * COLUMN_BYTES)
+    if constants.num_parts == 1:
+        return Unit(token=of_token, part=0, begin=begin, end=constants.row_bytes)
+    part = of_token // num_tokens
+    first = part * constants.part_bytes
+    return Unit(
+        token=of_token % num_tokens,
+        part=part,
+        begin=first + begin,
+        end=first + constants.part_bytes,
+    )
 
 
 def max_rings(constants: Constants) -> int:
@@ -78,17 +118,18 @@ def fetch_column(
     rows: Int64,  # address of (tokens x topk) rows
     stage: Int32,  # address in shared memory
     token: Int32,
-    column: Int32,  # of the row
+    begin: Int32,  # byte of the row at which the column begins
+    end: Int32,  # and the one before which it ends
     lane: Int32,
     expert: Int32,  # of slot `lane`; negative: dropped, its bytes become zero and are not read
     constants: cutlass.Constexpr,
 ):
     """Start copying one column of every slot; all lanes of a warp call it and commit it."""
     row_bytes, num_topk = constants.row_bytes, constants.num_topk
-    place = column * COLUMN_BYTES + lane * VECTOR_BYTES
+    place = begin + lane * VECTOR_BYTES
     source = rows + Int64(token) * (num_topk * row_bytes) + place
     target = stage + lane * VECTOR_BYTES
-    inside = place < row_bytes
+    inside = place < end
     for slot in cutlass.range_constexpr(num_topk):
         kept = inside and cute.arch.shuffle_sync(expert, slot) >= 0
         cute.arch.inline_ptx(
@@ -106,7 +147,8 @@ def add_column(
     out: Int64,  # address of (tokens) rows
     stage: Int32,  # address in shared memory
     token: Int32,
-    column: Int32,
+    begin: Int32,  # byte of the row at which the column begins
+    end: Int32,  # and the one before which it ends
     lane: Int32,
     weight: Float32,  # of slot `lane`; 0 where dropped
     constants: cutlass.Constexpr,
@@ -115,7 +157,7 @@ def add_column(
 
     A dropped slot adds +0, which changes no sum: none is ever -0, since all start at +0.
     """
-    place = column * COLUMN_BYTES + lane * VECTOR_BYTES
+    place = begin + lane * VECTOR_BYTES
     sums = [Float32(0)] * (2 * _WORDS)
     for slot in cutlass.range_constexpr(constants.num_topk):
         factor = cute.arch.shuffle_sync(weight, slot)
@@ -124,7 +166,7 @@ def add_column(
             low, high = two_floats(words[k])
             sums[2 * k] = sums[2 * k] + _product(factor, low)
             sums[2 * k + 1] = sums[2 * k + 1] + _product(factor, high)
-    if place < constants.row_bytes:
+    if place < end:
         store_words(
             out + Int64(token) * constants.row_bytes + place,
             [two_bf16(sums[2 * k], sums[2 * k + 1]) for k in range(_WORDS)],

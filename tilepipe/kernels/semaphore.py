@@ -36,6 +36,7 @@ __all__ = [
     "release_fence",
     "set_relaxed",
     "wait_at_least",
+    "wait_telling",
 ]
 
 # Polls between two looks at clock and abort word: a look costs more than a poll.
@@ -146,14 +147,31 @@ def wait_at_least(
     async_reader: cutlass.Constexpr,
     dtype: cutlass.Constexpr = Int32,
 ) -> Boolean:
-    """Poll until `word >= expected`; True once it is, False when aborted or after `limit_ns`.
+    """As `wait_telling`, but for the last."""
+    came, _ = wait_telling(word, expected, abort, limit_ns, scope, async_reader, dtype)
+    return came
+
+
+@cute.jit
+def wait_telling(
+    word: cute.Pointer,
+    expected,
+    abort: cute.Pointer,
+    limit_ns: Int64,
+    scope: cutlass.Constexpr,
+    async_reader: cutlass.Constexpr,
+    dtype: cutlass.Constexpr = Int32,
+) -> tuple[Boolean, Boolean]:
+    """Poll until `word >= expected`; True once it is, False when aborted or after `limit_ns`; and
+    whether the first look did not find it so.
 
     Called by every thread that then reads or issues copies. Polls are relaxed (an acquire at sys
     scope would invalidate L1 each time) and one fence at the end acquires. Nothing may be read
     after False.
     """
     seen = load_relaxed(word, dtype, scope)
-    if seen < expected:
+    late = seen < expected
+    if late:
         begin = now_ns()
         alive = Boolean(True)
         while alive and seen < expected:
@@ -165,4 +183,4 @@ def wait_at_least(
                 stop = load_relaxed(abort, Int32, Scope.sys)
                 alive = stop == 0 and now_ns() - begin < limit_ns
     acquire_fence(scope, async_reader)
-    return seen >= expected
+    return seen >= expected, late

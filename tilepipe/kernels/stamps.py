@@ -27,7 +27,6 @@ from cutlass.cutlass_dsl import dsl_user_op
 
 from tilepipe.kernels.gemm.plan import DESCRIPTOR_BYTES
 from tilepipe.kernels.memory import element, store_words
-from tilepipe.kernels.semaphore import load_relaxed
 from tilepipe.kernels.track import (
     ITEM_BITS,
     NO_ITEM,
@@ -38,7 +37,7 @@ from tilepipe.kernels.track import (
     track_bytes,
 )
 
-__all__ = ["Event", "Tape", "begin_tape", "end_tape", "is_late", "lap", "tracks_at"]
+__all__ = ["Event", "Tape", "begin_tape", "end_tape", "lap", "moment", "tracks_at"]
 
 
 @dataclass(frozen=True)
@@ -91,14 +90,15 @@ def lap(
     item: Int32 = NO_ITEM,
     part: Int32 = 0,
     num_rows: Int32 = 0,
+    at: cutlass.Constexpr = None,  # moment of before; None: now
 ):
-    """End now what this warp has done since its last record. Called by whole warps."""
+    """End what this warp has done since its last record. Called by whole warps."""
     if cutlass.const_expr(tape is not None):
         if tape.lane == 0:
             number = tape.made[0]
             tape.made[0] = number + 1
             if number < tape.room:
-                clock, timer = _counter("clock"), _counter("globaltimer_lo")
+                clock, timer = moment(tape) if at is None else at
                 what = Int32(int(event) << ITEM_BITS) | Int32(item)
                 store_words(
                     tape.track + Int64(number + 1) * RECORD_BYTES,
@@ -122,16 +122,11 @@ def _counter(name: str, *, loc=None, ip=None) -> Int32:
     return Int32(value)
 
 
-@cute.jit
-def is_late(
-    tape: cutlass.Constexpr, counter: cute.Pointer, expected: Int32, scope: cutlass.Constexpr
-) -> Int32:
-    """1 where a look of its own finds a counter below what is waited for; 0 too without a tape."""
-    late = Int32(0)
-    if cutlass.const_expr(tape is not None):
-        if load_relaxed(counter, Int32, scope) < expected:
-            late = Int32(1)
-    return late
+def moment(tape: Tape | None) -> tuple[Int32, Int32] | None:
+    """Both clocks now, for a record that is made later or never; None without a tape."""
+    if tape is None:
+        return None
+    return _counter("clock"), _counter("globaltimer_lo")
 
 
 @cute.jit

@@ -17,10 +17,17 @@ from tilepipe.kernels.semaphore import (
     publish_set,
     raise_to,
     set_relaxed,
-    wait_at_least,
+    wait_telling,
 )
 
-__all__ = ["abort_word", "give_up", "leave_last_stamp", "leave_stamp", "wait_or_give_up"]
+__all__ = [
+    "abort_word",
+    "give_up",
+    "leave_last_stamp",
+    "leave_stamp",
+    "wait_or_give_up",
+    "wait_telling_or_give_up",
+]
 
 
 @cute.jit
@@ -93,13 +100,32 @@ def wait_or_give_up(
     num_ranks: cutlass.Constexpr,
     limit_ns: Int64,
 ) -> cutlass.Boolean:
+    """As `wait_telling_or_give_up`, but for the last."""
+    way = (table, rank, counter, expected, role, item, epoch, num_ranks, limit_ns)
+    came, _ = wait_telling_or_give_up(*way)
+    return came
+
+
+@cute.jit
+def wait_telling_or_give_up(
+    table: cute.Pointer,
+    rank: Int32,
+    counter: cute.Pointer,
+    expected: Int32,
+    role: cutlass.Constexpr,
+    item: Int32,
+    epoch: Int32,
+    num_ranks: cutlass.Constexpr,
+    limit_ns: Int64,
+) -> tuple[cutlass.Boolean, cutlass.Boolean]:
     """Wait for a counter or a flag of the own rank; at the limit, leave a record and stop all.
 
-    True once it is there. What lanes do next must hang on a vote: each waits by itself.
+    True once it is there, and whether the first look did not find it so. What lanes do next must
+    hang on a vote: each waits by itself.
     """
     abort = element(address(table, rank, Slot.abort), Int32(0), Int32)
-    came = wait_at_least(counter, expected, abort, limit_ns, Scope.sys, False)
+    came, late = wait_telling(counter, expected, abort, limit_ns, Scope.sys, False)
     if not came:
         seen = load_relaxed(counter, Int32, Scope.sys)
         give_up(table, rank, num_ranks, role, item, Int32(-1), epoch, expected, seen)
-    return came
+    return came, late

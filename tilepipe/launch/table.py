@@ -16,6 +16,7 @@ from rich.text import Text
 from tilepipe.config.choices import Fabric, Regime
 from tilepipe.records import Interval, Outcome, Point, Status
 from tilepipe.results.accounting import MAIN, efficiency_mark
+from tilepipe.results.breakdown import home_way
 from tilepipe.results.pointfile import command_of
 from tilepipe.results.summary import Reduced, Series, reduce_series, slowest_rank, summary_rows
 
@@ -57,6 +58,9 @@ _AXES = {
     "stage_bytes": "stage\nbytes",
     "flag_batch": "batch",
     "roles": "roles",
+    "push": "push",
+    "walk": "walk",
+    "num_chunks": "chunks",
     "planner": "planner",
     "tile_m": "tile_m",
     "tile_n": "tile_n",
@@ -200,7 +204,10 @@ def figures_table(outcomes: Sequence[Outcome], *, narrow: bool = False) -> Table
     figures = [key for key in _FIGURES if any(row[key] is not None for row in mains)]
     found = [slowest_rank(outcome.records) for outcome in outcomes]
     signs = [
-        {"efficiency": efficiency_mark(row["operation"], series), "speedup": _speedup_mark(row)}
+        {
+            "efficiency": efficiency_mark(row["operation"], series, home_way(row)),
+            "speedup": _speedup_mark(row),
+        }
         for row, series in zip(mains, found, strict=True)
     ]
     unsure = "; ~: may be 1" if {"speedup", "efficiency"} & set(figures) else ""

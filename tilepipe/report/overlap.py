@@ -22,7 +22,7 @@ from tilepipe.report.groups import (
 from tilepipe.report.shapes import DotFigure, DotPanel, Dots, Grid, Value
 from tilepipe.report.words import NULL, caption, scaled, time_unit, told_value, work
 from tilepipe.results.accounting import COMMUNICATION
-from tilepipe.results.breakdown import bound_mark, lower_bound_ns
+from tilepipe.results.breakdown import bound_mark, home_way, lower_bound_ns
 
 __all__ = ["MAX_ROWS", "bound_ns", "overlap_figures"]
 
@@ -70,7 +70,7 @@ def overlap_figures(points: pa.Table, operation: str) -> list[DotFigure]:
 
 def bound_ns(point: Mapping[str, Row], operation: str, *, of: str = "work_ns") -> int:
     """The bound that `efficiency` is made with: the GEMM on the SMs that are left to it, where some
-    are given away, or communication, plus the reduction where combine has one; `of`: which column.
+    are given away, or communication, plus what of a reduction none can hide; `of`: which column.
 
     Of a layer the sum of its parts.
     """
@@ -78,7 +78,8 @@ def bound_ns(point: Mapping[str, Row], operation: str, *, of: str = "work_ns") -
         return sum(int(point[name][of]) for name in _PARTS)
     gemm = point.get("gemm_split", point["gemm_all"])
     reduce = int(point["reduce"][of]) if "reduce" in point else 0
-    return lower_bound_ns(gemm[of], point[COMMUNICATION[operation]][of], reduce)
+    way = home_way(point["fused"])
+    return lower_bound_ns(gemm[of], point[COMMUNICATION[operation]][of], reduce, way)
 
 
 def _efficiency_mark(point: Mapping[str, Row], operation: str) -> str:

@@ -9,8 +9,10 @@ from dataclasses import replace
 from tilepipe.measure.stats import integer_median
 from tilepipe.records import BreakdownTerm, Point, RankRecord
 from tilepipe.results.breakdown import (
+    HomeWay,
     bound_mark,
     breakdown_terms,
+    home_way,
     lower_bound_ns,
     overlap_figures,
     speedup_figures,
@@ -90,7 +92,7 @@ def account(
         if counts.get("unstamped_ns"):
             figures["fused/stamping_cost"] = counts["stamped_ns"] / counts["unstamped_ns"]
         if records[0].counts["all_rows"]:  # without rows there is nothing to overlap
-            figures |= _overlap(point.operation, series)
+            figures |= _overlap(point.operation, series, _home_way(point))
     return terms, figures | _rates(point, records, series)
 
 
@@ -108,7 +110,12 @@ def _point_figures(point: Point, records: Sequence[RankRecord]) -> dict[str, flo
     return figures
 
 
-def _overlap(operation: str, series: Series) -> dict[str, float]:
+def _home_way(point: Point) -> HomeWay:
+    kernel, workload = (point.config.get(group, {}) for group in ("kernel", "workload"))
+    return home_way({**kernel, "hidden": workload.get("hidden")})
+
+
+def _overlap(operation: str, series: Series, way: HomeWay) -> dict[str, float]:
     if operation not in COMMUNICATION:  # two launches: no one bound is theirs
         times = {name: series[name, "stage"] for name in ("fused", "sequential")}
         return speedup_figures("fused", **times)
@@ -121,10 +128,11 @@ def _overlap(operation: str, series: Series) -> dict[str, float]:
         gemm_split=series.get(("gemm_split", "stage")),
         comm=series[COMMUNICATION[operation], "stage"],
         reduce_ns=0 if reduce is None else int(integer_median(reduce)),
+        way=way,
     )
 
 
-def efficiency_mark(operation: str, series: Series) -> str:
+def efficiency_mark(operation: str, series: Series, way: HomeWay | None = None) -> str:
     """`bound_mark` of the efficiency of a point; nothing where it has none."""
     if operation not in COMMUNICATION or ("fused", "stage") not in series:
         return ""
@@ -136,7 +144,7 @@ def efficiency_mark(operation: str, series: Series) -> str:
     }
     ends = {name: (times.low_ns, times.high_ns) for name, times in found.items()}
     parts = (ends[gemm], ends[COMMUNICATION[operation]], ends.get("reduce", (0, 0)))
-    low_ns, high_ns = (lower_bound_ns(*part) for part in zip(*parts, strict=True))
+    low_ns, high_ns = (lower_bound_ns(*part, way) for part in zip(*parts, strict=True))
     return bound_mark(bound_ns=(low_ns, high_ns), fused_ns=ends["fused"])
 
 

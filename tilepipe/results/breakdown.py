@@ -14,11 +14,14 @@ are not measured there, and the step over it is empty.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tilepipe.config.choices import Push, Walk
 from tilepipe.measure.stats import (
     MIN_VALUES_FOR_INTERVAL,
     bootstrap_medians,
@@ -28,11 +31,14 @@ from tilepipe.measure.stats import (
 )
 from tilepipe.records import BreakdownTerm, Interval
 from tilepipe.results.schema import TERMS
+from tilepipe.schedule.settings import home_chunks_of
 
 __all__ = [
+    "HomeWay",
     "bound_mark",
     "breakdown_interval_kind",
     "breakdown_terms",
+    "home_way",
     "lower_bound_ns",
     "overlap_figures",
     "speedup_figures",
@@ -41,6 +47,7 @@ __all__ = [
 
 SEED = 20_261_129  # fixed: equal samples give equal intervals
 NUM_RESAMPLES = 1_000
+_BF16_BYTES = 2
 
 # Halves of a layer, each a fused launch of its own, and what lies between them.
 _PARTS = ("dispatch_gemm", "swiglu", "gemm_combine")
@@ -102,9 +109,31 @@ def breakdown_interval_kind(num_iters: int) -> str:
     return "range" if num_iters < MIN_VALUES_FOR_INTERVAL else "bootstrap95"
 
 
-def lower_bound_ns(gemm_ns: int, comm_ns: int, reduce_ns: int) -> int:
-    """What no fused launch of these parts can be faster than."""
-    return max(gemm_ns, comm_ns) + reduce_ns
+@dataclass(frozen=True, kw_only=True)
+class HomeWay:
+    """What of combine a fused launch can hide, as far as its settings tell."""
+
+    sends: bool = False  # rows leave with their tiles: nobody else takes time to push them
+    num_parts: int = 1  # of a token; all but the last are reduced while others are multiplied
+
+
+def home_way(setting: Mapping[str, Any]) -> HomeWay:
+    """Of a point, from keys `push`, `walk`, `num_chunks`, `hidden` and `tile_n`, as they are there.
+
+    Points without the first two are of operations, executors or versions that have one way.
+    """
+    num_parts, sends = 1, setting.get("push") == Push.epilogue.name
+    if setting.get("walk") == Walk.chunk.name:
+        sizes = (_BF16_BYTES * setting[key] for key in ("hidden", "tile_n"))
+        push = Push.epilogue if sends else None
+        num_parts = setting["num_chunks"] or home_chunks_of(*sizes, push=push)
+    return HomeWay(sends=sends, num_parts=num_parts)
+
+
+def lower_bound_ns(gemm_ns: int, comm_ns: int, reduce_ns: int, way: HomeWay | None = None) -> int:
+    """What no fused launch of these parts can be faster than, links left out."""
+    way = way or HomeWay()
+    return max(gemm_ns, 0 if way.sends else comm_ns) + reduce_ns // way.num_parts
 
 
 def bound_mark(*, bound_ns: tuple[int, int], fused_ns: tuple[int, int]) -> str:
@@ -144,6 +173,7 @@ def overlap_figures(
     gemm_split: NDArray[np.int64] | None = None,  # (num_iters,) on the SMs that are left to it
     comm: NDArray[np.int64],  # (num_iters,) communication alone
     reduce_ns: int = 0,  # gemm_combine: the reduction, which on the host the computing thread does
+    way: HomeWay | None = None,
 ) -> dict[str, float]:
     """efficiency, hidden_share and speedup as figures of the contender.
 
@@ -155,7 +185,7 @@ def overlap_figures(
     split_ns = gemm_ns if gemm_split is None else int(integer_median(gemm_split))
     figures = {}
     if fused_ns > 0:
-        figures["efficiency"] = lower_bound_ns(split_ns, comm_ns, reduce_ns) / fused_ns
+        figures["efficiency"] = lower_bound_ns(split_ns, comm_ns, reduce_ns, way) / fused_ns
     if comm_ns > 0:
         figures["hidden_share"] = 1 - (fused_ns - gemm_ns) / comm_ns
     told = {f"{contender}/{name}": value for name, value in figures.items()}

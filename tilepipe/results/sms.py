@@ -131,15 +131,37 @@ def _late_of(spans: Sequence[Span]) -> int:
 
 
 def tail_ns(spans: Mapping[int, Sequence[Span]]) -> int:
-    """GEMM -> combine: from the last tile of a rank to its last reduced token, of the rank with the
-    longest; 0 where nothing is reduced."""
-    return max((_tail_of(found) for found in spans.values()), default=0)
+    """GEMM -> combine: from the last tile of all ranks to their last reduced token, less what a
+    push lags behind its tile; 0 where nothing is reduced.
+
+    The launch that a breakdown takes off reduces nothing and ends with its last push. That lag is
+    the median over the last tenth of pieces; of the last push itself it would be longer, since
+    tokens are being reduced beside it.
+    """
+    tiles = [s.end_ns for found in spans.values() for s in found if s.kind is SpanKind.tile]
+    reduced = [s.end_ns for found in spans.values() for s in found if s.kind is SpanKind.reduce]
+    if not tiles or not reduced:
+        return 0
+    return max(0, max(reduced) - max(tiles) - _push_lag_ns(spans))
 
 
-def _tail_of(spans: Sequence[Span]) -> int:
-    tiles = [span.end_ns for span in spans if span.kind is SpanKind.tile]
-    reduced = [span.end_ns for span in spans if span.kind is SpanKind.reduce]
-    return max(0, max(reduced) - max(tiles)) if tiles and reduced else 0
+def _push_lag_ns(spans: Mapping[int, Sequence[Span]]) -> int:
+    """From the last tile of a piece to its last push, of the pieces that are done last."""
+    made: defaultdict[tuple[int, int | None, int | None], int] = defaultdict(int)
+    pushed: defaultdict[tuple[int, int | None, int | None], int] = defaultdict(int)
+    for rank, found in spans.items():
+        for span in found:
+            if span.kind is SpanKind.tile:
+                # Whole rows are told without a chunk.
+                for chunk in (span.chunk, None):
+                    key = rank, span.m_tile, chunk
+                    made[key] = max(made[key], span.end_ns)
+            elif span.kind is SpanKind.send and span.m_tile is not None:
+                key = rank, span.m_tile, span.chunk
+                pushed[key] = max(pushed[key], span.end_ns)
+    last_first = sorted((made[key], end_ns - made[key]) for key, end_ns in pushed.items())[::-1]
+    lags = sorted(lag_ns for _, lag_ns in last_first[: -(-len(last_first) // 10)])
+    return max(0, lags[len(lags) // 2]) if lags else 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,8 +37,8 @@ SPAN_KINDS = {
 }
 STAMPED_TERM = (
     "late, tail by stamps in kernels: time for which an SM that multiplies only waits for rows, "
-    "mean over those SMs; from the last tile to the last token; null but for points recorded on a "
-    "GPU"
+    "mean over those SMs; from the last tile to the last token, less the lag of a push; null but "
+    "for points recorded on a GPU"
 )
 STAMPED_WINDOW = "behind the barrier of stamped launches: median of several, slowest rank"
 # Kind of a span -> the share of its lane that it counts to.

@@ -174,7 +174,7 @@ def point_keys(point: Point, records: Sequence[RankRecord]) -> dict[str, Any]:
             key: kernel.get(key)
             for key in (
                 *("num_comm_warps", "num_loads", "num_stages", "stage_bytes"),
-                *("flag_batch", "roles"),
+                *("flag_batch", "roles", "push", "walk", "num_chunks"),
                 *("planner", "tile_m", "tile_n", "store", "num_gemm_ctas"),
             )
         },

@@ -23,6 +23,7 @@ ADDED_IN = {
     "routing_num_layers": 3,
     **dict.fromkeys(("num_redundant", "physical_max_over_mean"), 3),
     **dict.fromkeys(("planner", "stage_bytes", "store", "num_gemm_ctas", "roles", "left_out"), 3),
+    **dict.fromkeys(("push", "walk", "num_chunks"), 4),
     **dict.fromkeys(("stamped_ns", "stamping_cost"), 4),
     **dict.fromkeys(("gbps_per_cta", "link_share", "memory_gbps", "memory_share"), 2),
     "dedup_wire_bytes": 4,

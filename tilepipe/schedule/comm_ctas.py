@@ -13,6 +13,11 @@ Of a rank, on its S SMs, with c communication CTAs; times in ns, rates in 1e9 by
     GEMM -> combine, fixed     max(gemm(S - c), margin x comm(c)) + roll(c) + reduce(c)
     GEMM -> combine, switch    max(gemm(S - c), margin x comm(c)) + roll(c) + reduce(S)
 
+Where tiles are sent as they are made (push=epilogue) those CTAs have tokens to reduce and nothing
+else, as they complete: all parts of a token but the last while others are multiplied.
+
+    GEMM -> combine, sent      max(gemm(S - c), linked / link) + what is then left to reduce
+
 With switch a CTA that has sent all takes tiles of dispatch -> GEMM, so c costs the GEMM only as
 long as communication lasts; where the link is the limit more CTAs only wait longer. `margin` keeps
 rows ahead of the tiles that need them. Of equal counts the smallest is taken. So more bytes never
@@ -27,7 +32,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tilepipe.config.choices import Operation, Roles
+from tilepipe.config.choices import Operation, Push, Roles
 from tilepipe.schedule.settings import PlanSettings
 
 __all__ = ["Rates", "Work", "best_num_comm_ctas", "modelled_ns", "work_of"]
@@ -60,6 +65,7 @@ class Work:
     reduced_bytes: int  # rows that come home and are added up; 0 on the way out
     num_tiles: int  # output tiles
     tile_flops: int
+    early_bytes: int | None = None  # of `reduced_bytes`, beside a GEMM that sends; None: none sends
 
 
 def work_of(
@@ -71,6 +77,7 @@ def work_of(
     row_bytes: int,  # of a row that travels
     tile_n: int,
     num_k: int,
+    push: Push | None = None,  # of GEMM -> combine
 ) -> Work:
     """What the plans of a launch come to, for the rank with the most of each.
 
@@ -87,11 +94,14 @@ def work_of(
     first_rows = -(-wave // settings.raster_m) * settings.raster_m * settings.tile_m
     sent, received = int(between.sum(axis=1).max()), int(between.sum(axis=0).max())
     last_rows = -(-num_sms * settings.tile_m // settings.num_n_tiles)
+    reduced = sent * row_bytes if homeward else 0
+    sends = homeward and push is Push.epilogue
     return Work(
         moved_bytes=(received if homeward else sent) * row_bytes,
         linked_bytes=int(max(away.sum(axis=0).max(), away.sum(axis=1).max())) * row_bytes,
         rolling_bytes=min(received, last_rows if homeward else first_rows) * row_bytes,
-        reduced_bytes=sent * row_bytes if homeward else 0,
+        reduced_bytes=reduced,
+        early_bytes=reduced - reduced // settings.num_parts if sends else None,
         num_tiles=m_tiles * settings.num_n_tiles,
         tile_flops=2 * settings.tile_m * tile_n * num_k,
     )
@@ -107,6 +117,13 @@ def modelled_ns(
     late_ns = _MARGIN * comm_ns
     roll = work.rolling_bytes
     everyone = num_sms if roles is Roles.switch else num_comm_ctas
+    if work.early_bytes is not None:
+        beside_ns = max(
+            _gemm_ns(work, rates, num_sms - num_comm_ctas), _link_ns(rates, work.linked_bytes)
+        )
+        reducing_gbps = num_comm_ctas * rates.cta_gbps * rates.beside_gemm
+        early = min(work.early_bytes, beside_ns * reducing_gbps)
+        return beside_ns + (work.reduced_bytes - early) / _copied_gbps(rates, everyone)
     if operation is Operation.gemm_combine:
         beside_ns = max(_gemm_ns(work, rates, num_sms - num_comm_ctas), late_ns)
         tail_ns = _alone_ns(work, rates, roll, num_comm_ctas)

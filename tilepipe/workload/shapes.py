@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tilepipe.config.choices import Dtype, Operation
+from tilepipe.config.choices import Operation
+from tilepipe.config.limits import ELEM_BYTES
 from tilepipe.config.schemas import Workload
 from tilepipe.workload.routing import Routing
 
@@ -28,8 +29,6 @@ __all__ = [
     "row_bytes",
     "wire_bytes",
 ]
-
-_ELEMENT_BYTES = {Dtype.bf16: 2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +50,7 @@ class GemmShape:
 
 def row_bytes(workload: Workload) -> int:
     """One token row: hidden x bytes of an element."""
-    return workload.hidden * _ELEMENT_BYTES[workload.dtype]
+    return workload.hidden * ELEM_BYTES[workload.dtype]
 
 
 def logical_bytes(routing: Routing, *, row_bytes: int) -> Traffic:

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from tilepipe.config.choices import Roles
+from tilepipe.config.choices import Push, Roles, Walk
 from tilepipe.config.schemas import Config, GemmCombineKernel
 from tilepipe.experiments.cuda.layer import layers_of
 from tilepipe.experiments.cuda.oracle import poison
@@ -43,6 +43,7 @@ class CudaGemmCombine:
         group, kernel = session.group, session.config.kernel
         assert isinstance(kernel, GemmCombineKernel)
         assert kernel.roles is not None, "a key of the host executor"
+        assert kernel.push is not None, "a key of the host executor"
         session.exchange_homes()
         (layer,) = layers_of(session)
         self._layer = layer
@@ -51,17 +52,17 @@ class CudaGemmCombine:
             len(session.ranks), rows, layer.k, dtype=torch.bfloat16, device=session.device
         )
         self._alone, self._beside = ctas_alone(group, layer), ctas_beside(group, layer)
-        self._launches = self._bind(kernel.roles)
+        self._launches = self._bind(kernel.roles, kernel.push)
         openings = (group.opening(exchange=False, preset=preset) for preset in (False, True))
         group.launcher.prepare(*openings, "push", "reduce")
 
-    def _bind(self, roles: Roles) -> dict[str, list[Callable[[], None]]]:
+    def _bind(self, roles: Roles, push: Push) -> dict[str, list[Callable[[], None]]]:
         """What each contender launches, one after the other, behind the gate."""
         group, layer = self.session.group, self._layer
         # On the free chip communication takes all of it: more CTAs are never slower.
         launcher = group.launcher_on(layer.num_sms // len(group.ranks))
         launcher.prepare("push")
-        fused = partial(fused_home_launch, group, layer, self._a)
+        fused = partial(fused_home_launch, group, layer, self._a, push=push)
         self._fused = partial(fused, roles=roles)
         gemm = partial(gemm_home_launch, group, layer, self._a)
         gemm_all = gemm(num_gemm_ctas=self._alone)
@@ -83,7 +84,9 @@ class CudaGemmCombine:
         group = self.session.group
         whole = contender in ("sequential", "gemm_all")
         num_ctas = self._alone if whole else self._beside
-        upload_home(group, self._layer, num_gemm_ctas=num_ctas)
+        # A GEMM by itself takes its tiles in the order that is best for it.
+        walk = Walk.expert if whole or contender == "gemm_split" else None
+        upload_home(group, self._layer, num_gemm_ctas=num_ctas, walk=walk)
         if contender in self.checked:
             self._fill(launch)
 

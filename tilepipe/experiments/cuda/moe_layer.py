@@ -16,7 +16,7 @@ from functools import partial
 
 import torch
 
-from tilepipe.config.choices import Roles
+from tilepipe.config.choices import Push, Roles, Walk
 from tilepipe.config.schemas import Config, MoeLayerKernel
 from tilepipe.experiments.cuda.layer import layers_of
 from tilepipe.experiments.cuda.layer_oracle import LayerOracle
@@ -59,6 +59,7 @@ class CudaMoeLayer:
         group, config = session.group, session.config
         assert isinstance(config.kernel, MoeLayerKernel)
         assert config.kernel.roles is not None, "a key of the host executor"
+        assert config.kernel.push is not None, "a key of the host executor"
         plain, self.second = layers_of(session)
         self.first = replace(plain, epilogue=Epilogue.swiglu_concatenated)
         rows = len(group.tensor(session.ranks[0], Slot.recv_x))
@@ -71,11 +72,11 @@ class CudaMoeLayer:
         self._product, self._h = buffer(plain.n), buffer(self.second.k)
         self._alone, self._beside = ctas_alone(group, plain), ctas_beside(group, plain)
         self._oracles: dict[int, LayerOracle] = {}
-        self._launches = self._bind(config.kernel.roles)
+        self._launches = self._bind(config.kernel.roles, config.kernel.push)
         openings = (group.opening(exchange=exchange) for exchange in (True, False))
         group.launcher.prepare(*openings, "reduce")
 
-    def _bind(self, roles: Roles) -> dict[str, list[Callable[[], None]]]:
+    def _bind(self, roles: Roles, push: Push) -> dict[str, list[Callable[[], None]]]:
         """What each contender launches, one after the other, behind the gate."""
         group, h = self.session.group, self._h
         # On the free chip communication takes all of it: more CTAs are never slower.
@@ -84,7 +85,7 @@ class CudaMoeLayer:
         # Who changes roles opens and begins together: measured, that is never slower.
         together = roles is Roles.switch
         arriving = partial(fused_launch, group, roles=roles, opens=together, gates=together)
-        homeward = fused_home_launch(group, self.second, h, roles=roles)
+        homeward = fused_home_launch(group, self.second, h, roles=roles, push=push)
         activate = bind_swiglu(
             self._product.flatten(0, 1), h.flatten(0, 1), num_sms=self.first.num_sms
         )
@@ -109,7 +110,8 @@ class CudaMoeLayer:
         # CTAs of each rank that are there for the last tiles.
         first = self._alone if unfused or kernel.roles is Roles.switch else self._beside
         upload_layer(group, self.first, num_gemm_ctas=first)
-        upload_home(group, self.second, num_gemm_ctas=self._alone if unfused else self._beside)
+        second, walk = (self._alone, Walk.expert) if unfused else (self._beside, None)
+        upload_home(group, self.second, num_gemm_ctas=second, walk=walk)
         if contender in _SENDING:
             self.session.fill_rows_to_send(launch)
 

@@ -24,6 +24,7 @@ __all__ = [
     "matrix_place",
     "neighbours_of",
     "packed_words",
+    "row_scales",
     "stage_words",
     "staged_byte",
     "store_words_directly",
@@ -119,6 +120,19 @@ def _neighbours(word: Int32, lane: Int32) -> Int32:
     high = cute.arch.shuffle_sync(word, high_lane)
     selector = Int32(0x5410) + upper * Int32(0x2222)
     return Int32(cute.arch.prmt(low, high, selector))
+
+
+@cute.jit
+def row_scales(scale: cute.Pointer, row: Int32, num_rows: Int32, warp: Int32, lane: Int32):
+    """Factors of the two rows of a block that this lane holds; rows that do not exist have none."""
+    scales = cute.make_tensor(scale, cute.make_layout(1 << 30))
+    pair = cute.make_rmem_tensor(cute.make_layout(2), Float32)
+    for half in cutlass.range_constexpr(2):
+        within = warp * 16 + lane // 4 + 8 * half
+        pair[half] = Float32(0.0)
+        if within < num_rows:
+            pair[half] = scales[row + within]
+    return pair
 
 
 @cute.jit

@@ -50,8 +50,20 @@ from tilepipe.kernels.gemm.barriers import (
     meet_named,
 )
 from tilepipe.kernels.gemm.choices import Clip, Epilogue
-from tilepipe.kernels.gemm.epilogue import packed_words, stage_words, store_words_directly
-from tilepipe.kernels.gemm.operands import atoms, global_tensors, make_tiled_mma, smem_layouts
+from tilepipe.kernels.gemm.epilogue import (
+    packed_words,
+    row_scales,
+    stage_words,
+    store_words_directly,
+)
+from tilepipe.kernels.gemm.operands import (
+    atoms,
+    global_tensors,
+    make_tiled_mma,
+    part_of,
+    partition,
+    smem_layouts,
+)
 from tilepipe.kernels.gemm.plan import (
     BLOCK_M,
     DESCRIPTOR_BYTES,
@@ -71,9 +83,9 @@ from tilepipe.kernels.semaphore import (
     release_bulk_fence,
     release_fence,
     set_relaxed,
-    wait_at_least,
+    wait_telling,
 )
-from tilepipe.kernels.stamps import Event, is_late, lap
+from tilepipe.kernels.stamps import Event, lap
 from tilepipe.kernels.watchdog import abort_word, give_up
 
 __all__ = [
@@ -230,21 +242,22 @@ def _hand_out(place: cutlass.Constexpr, shared: cutlass.Constexpr, num_clusters:
 def _wait_for_rows(
     place: cutlass.Constexpr, first_row: Int32, valid: Int32, expert: Int32, m_tile: Int32
 ):
-    """Return once the rows of a tile are here, or the launch is given up; see `is_late` for what.
+    """Return once the rows of a tile are here, or the launch is given up; and 1 where this lane's
+    first look did not find all.
 
     Every lane waits and fences for itself: which one issues the loads is the hardware's choice.
     """
     table, rank, plan = place.table, place.rank, place.plan
     abort = element(address(table, rank, Slot.abort), Int32(0), Int32)
     words = buffer(address(table, rank, Slot.words), Int32)
-    epoch = words[int(Word.epoch)]
+    epoch, late = words[int(Word.epoch)], Int32(0)
     if cutlass.const_expr(plan.problem.wait is Granularity.token):
         flags = address(table, rank, Slot.row_flag)
-        late = is_late(place.tape, element(flags, first_row, Int32), epoch, Scope.sys)
         # Rows come from peers or this GPU, by bulk copies or stores: scope sys, read by TMA.
         for row in cutlass.range(first_row + place.lane, first_row + valid, LANES, unroll=1):
             flag = element(flags, row, Int32)
-            came = wait_at_least(flag, epoch, abort, place.limit_ns, Scope.sys, True)
+            came, waited = wait_telling(flag, epoch, abort, place.limit_ns, Scope.sys, True)
+            late = late | Int32(waited)
             if not came:
                 seen = load_relaxed(flag, Int32, Scope.sys)
                 give_up(
@@ -258,9 +271,9 @@ def _wait_for_rows(
         counter = expert if by_expert else m_tile
         expected = buffer(address(table, rank, Slot.ready_expected), Int32)[counter]
         ready = element(address(table, rank, Slot.ready), counter, Int32)
-        late = is_late(place.tape, ready, expected, Scope.sys)
         # Rows come from peers or this GPU, by bulk copies or stores: scope sys, read by TMA.
-        came = wait_at_least(ready, expected, abort, place.limit_ns, Scope.sys, True)
+        came, waited = wait_telling(ready, expected, abort, place.limit_ns, Scope.sys, True)
+        late = Int32(waited)
         if not came and place.lane == 0:
             seen = load_relaxed(ready, Int32, Scope.sys)
             give_up(
@@ -292,7 +305,7 @@ def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass
                     lap(place.tape, Event.wait, m_tile, late, valid)
             own = cute.domain_offset((first_row, 0), operands.a)
             own = cute.local_tile(own, (plan.tile_m, TILE_K), (0, None))
-            to_a, from_a = _partition(operands.tma_a, shared.a, own)
+            to_a, from_a = partition(operands.tma_a, shared.a, own)
             pairs = []
             for part in cutlass.range_constexpr(parts):
                 # Part 0 is gate and 1 is up; of a tile without them they are its two halves.
@@ -301,7 +314,7 @@ def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass
                     column = n_tile * part_n + part * (plan.problem.n // 2)
                 rows = cute.domain_offset((column, 0), operands.b[None, None, expert])
                 rows = cute.local_tile(rows, (part_n, TILE_K), (0, None))
-                pairs.append(_partition(operands.tma_b, _part_of(shared.b, part, plan), rows))
+                pairs.append(partition(operands.tma_b, part_of(shared.b, part, plan), rows))
             for k in cutlass.range(plan.num_k_tiles, unroll=1):
                 if k == plan.claim_at:
                     _take_record(place, shared, count + 1)  # of the tile before
@@ -332,23 +345,6 @@ def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass
                     stage, phase = Int32(0), phase ^ 1
             lap(place.tape, Event.load, m_tile, n_tile, cutlass.max(valid, 0))
         count += 1
-
-
-def _partition(atom: cute.CopyAtom, shared: cute.Tensor, tile: cute.Tensor):
-    """Shared and global side of a copy of one tile; modes behind the first two stay."""
-    return cpasync.tma_partition(
-        atom,
-        0,
-        cute.make_layout(1),
-        cute.group_modes(shared, 0, 2),
-        cute.group_modes(tile, 0, 2),
-    )
-
-
-def _part_of(b: cute.Tensor, part: int, plan: KernelPlan) -> cute.Tensor:
-    """A piece of the B tile along N: whole swizzle atoms, one piece behind the other."""
-    rows = plan.tile_n // plan.num_b_parts
-    return cute.local_tile(b, (rows, TILE_K, plan.num_stages), (part, 0, 0))
 
 
 # ---- role: multiply
@@ -442,8 +438,10 @@ def _emit_tile(
     first_row: Int32,
     valid: Int32,
     n_tile: Int32,
+    send: cutlass.Constexpr,
+    targets: cutlass.Constexpr,  # of the rows of each block, as `send` has found them
 ):
-    """Turn the sums of this warpgroup into bf16 and stage or store them, block by block."""
+    """Turn the sums of this warpgroup into bf16 and stage, store or send them, block by block."""
     plan = place.plan
     epilogue = plan.problem.epilogue
     warp = place.warp % WARPS_OF_GROUP
@@ -458,15 +456,20 @@ def _emit_tile(
             row = first_row + block * BLOCK_M
             scales = None
             if cutlass.const_expr(epilogue is Epilogue.row_scale):
-                scales = _scales(operands.scale, row, num_rows, warp, place.lane)
+                scales = row_scales(operands.scale, row, num_rows, warp, place.lane)
             width = STAGED_COLUMNS if plan.tuning.store is StoreMode.tma else STAGED_COLUMNS // 2
             for part in cutlass.range_constexpr(plan.out_tile_n // width):
                 words = packed_words(
                     *(of_block, part * width // 8, width // 8, plan.tile_n // 8),
                     *(scales, place.lane, epilogue),
                 )
-                if cutlass.const_expr(plan.tuning.store is StoreMode.tma):
-                    buffer_idx = group * STAGING_BUFFERS + _turn(plan, i, part)
+                buffer_idx = group * STAGING_BUFFERS + plan.turn_of(i, part)
+                if cutlass.const_expr(send is not None):
+                    at, column = _block_address(shared.d, buffer_idx), part * width
+                    send.send_block(
+                        words, at, targets[i], n_tile * plan.out_tile_n + column, warp, place.lane
+                    )
+                elif cutlass.const_expr(plan.stores_by_tma):
                     meet_named(int(Named.read) + buffer_idx)
                     stage_words(words, _block_address(shared.d, buffer_idx), warp, place.lane)
                     cute.arch.fence_proxy("async.shared", space="cta")
@@ -484,28 +487,6 @@ def _emit_tile(
                     )
 
 
-@cute.jit
-def _scales(scale: cute.Pointer, row: Int32, num_rows: Int32, warp: Int32, lane: Int32):
-    """Factors of the two rows of a block that this lane holds; rows that do not exist have none."""
-    scales = cute.make_tensor(scale, cute.make_layout(1 << 30))
-    pair = cute.make_rmem_tensor(cute.make_layout(2), Float32)
-    for half in cutlass.range_constexpr(2):
-        within = warp * 16 + lane // 4 + 8 * half
-        pair[half] = Float32(0.0)
-        if within < num_rows:
-            pair[half] = scales[row + within]
-    return pair
-
-
-def _turn(plan: KernelPlan, i: int, part: int) -> int:
-    """Which buffer of its warpgroup takes a part of block i.
-
-    Buffers take turns through all blocks of a tile: a store gives its buffer back only once the
-    next one has started, so the next one must not need it.
-    """
-    return (i * (plan.out_tile_n // STAGED_COLUMNS) + part) % STAGING_BUFFERS
-
-
 def _block_address(d: cute.Tensor, buffer_idx: Int32) -> Int32:
     return Int32(d.iterator.toint()) + buffer_idx * (BLOCK_M * STAGED_COLUMNS * 2)
 
@@ -517,6 +498,7 @@ def _multiply(
     operands: cutlass.Constexpr,
     tiled_mma: cute.TiledMma,
     group: Int32,  # warpgroup, 0 or 1
+    send: cutlass.Constexpr = None,
 ):
     """Multiply the tiles of this CTA, or every second one, and hand each on."""
     plan = place.plan
@@ -549,26 +531,31 @@ def _multiply(
                 if cutlass.const_expr(plan.groups_per_tile > 1):
                     own_rows = valid - group * BLOCK_M
                 apart = BLOCK_M * plan.groups_per_tile
+                targets = None
+                if cutlass.const_expr(send is not None):
+                    above = valid - own_rows
+                    targets = send.find_rows(place, first_row + above, own_rows)
                 fewest = 0 if plan.skips_blocks else plan.blocks_per_group - 1
                 for i in cutlass.range_constexpr(fewest, plan.blocks_per_group):
                     here = own_rows > (i * apart if plan.skips_blocks else 0)
                     if cutlass.const_expr(i + 1 < plan.blocks_per_group):
                         here = here and own_rows <= (i + 1) * apart
                     if here:
-                        _multiply_tile(
-                            *(place, shared, sums, (frag_a, frag_b)),
-                            *(i + 1, stage, phase),
-                        )
+                        _multiply_tile(place, shared, sums, (frag_a, frag_b), i + 1, stage, phase)
                 if own_rows <= 0:
                     _pass_tile(place, shared, stage, phase)
                 if cutlass.const_expr(plan.is_ping_pong):
                     arrive_named(int(Named.turn) + 1 - group, 2 * THREADS_OF_GROUP)
-                _emit_tile(place, shared, operands, sums, group, first_row, valid, n_tile)
+                _emit_tile(
+                    *(place, shared, operands, sums, group, first_row, valid, n_tile),
+                    *(send, targets),
+                )
                 if valid > 0:
                     lap(place.tape, Event.tile, m_tile, n_tile, valid)
-                if cutlass.const_expr(plan.problem.publish and plan.clip is None):
-                    if valid > 0:
-                        arrive_named(int(Named.written) + group * STAGING_BUFFERS)
+                    if cutlass.const_expr(plan.problem.publish and plan.clip is None):
+                        # An aligned barrier counts whole warps, and lanes part where rows end.
+                        cute.arch.sync_warp()
+                        arrive_named(int(Named.written) + plan.told_at(group, count))
             ahead = stage + plan.num_k_tiles
             stage = ahead % plan.num_stages
             phase = phase ^ (ahead // plan.num_stages % 2)
@@ -615,7 +602,7 @@ def _store_block(
         out = cute.domain_offset((BLOCK_M - there, column), out[None, None, row + there])
     else:
         out = cute.domain_offset((row, column), out)
-    from_s, to_g = _partition(
+    from_s, to_g = partition(
         operands.tma_d, shared.d, cute.local_tile(out, (BLOCK_M, STAGED_COLUMNS), (0, 0))
     )
     if cutlass.const_expr(plan.clip is Clip.per_group):
@@ -627,10 +614,19 @@ def _store_block(
 
 
 @cute.jit
-def _store(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass.Constexpr):
-    """Store what consumers stage, and tell of every tile once it lies in memory."""
+def _store(
+    place: cutlass.Constexpr,
+    shared: cutlass.Constexpr,
+    operands: cutlass.Constexpr,
+    send: cutlass.Constexpr = None,
+):
+    """Store what consumers stage, and tell of every tile once it lies in memory.
+
+    Of tiles that others have stored or sent it tells alone, and then takes the record: nobody gets
+    two tiles ahead.
+    """
     plan = place.plan
-    by_tma = plan.tuning.store is StoreMode.tma
+    by_tma = plan.stores_by_tma
     descriptor = None
     if cutlass.const_expr(plan.clip is Clip.per_group):
         cta, _, _ = cute.arch.block_idx()
@@ -648,7 +644,8 @@ def _store(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlas
     while more:
         more, first_row, valid, _, n_tile, m_tile, group_end = _read_record(place, shared, count)
         if more:
-            _take_record(place, shared, count)
+            if cutlass.const_expr(by_tma):
+                _take_record(place, shared, count)
             if valid > 0:
                 if cutlass.const_expr(plan.clip is Clip.per_group):
                     if group_end != known_end:
@@ -660,12 +657,16 @@ def _store(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlas
                         *(count, first_row, valid, n_tile),
                     )
                 elif cutlass.const_expr(plan.is_ping_pong):
-                    meet_named(int(Named.written) + count % 2 * STAGING_BUFFERS)
+                    meet_named(int(Named.written) + plan.told_at(count % 2, count))
                 else:
                     for group in cutlass.range_constexpr(NUM_CONSUMERS):
-                        meet_named(int(Named.written) + group * STAGING_BUFFERS)
-                if cutlass.const_expr(plan.problem.publish):
+                        meet_named(int(Named.written) + plan.told_at(group, count))
+                if cutlass.const_expr(send is not None):
+                    send.tell(place, first_row, valid, n_tile, m_tile)
+                elif cutlass.const_expr(plan.problem.publish):
                     _publish(place, valid, n_tile, m_tile)
+            if cutlass.const_expr(not by_tma):
+                _take_record(place, shared, count)
         count += 1
     if cutlass.const_expr(by_tma):
         cute.arch.cp_async_bulk_wait_group(0, read=False)
@@ -692,7 +693,7 @@ def _store_tile(
                 block = i * plan.groups_per_tile + member
                 num_rows = valid - block * BLOCK_M
                 if num_rows > 0:
-                    buffer_idx = group * STAGING_BUFFERS + _turn(plan, i, part)
+                    buffer_idx = group * STAGING_BUFFERS + plan.turn_of(i, part)
                     meet_named(int(Named.written) + buffer_idx)
                     _store_block(
                         *(place, shared, operands, descriptor, buffer_idx),
@@ -723,12 +724,12 @@ def _publish(place: cutlass.Constexpr, valid: Int32, n_tile: Int32, m_tile: Int3
         m_tile * plan.num_chunks + chunk,
         Int32,
     )
-    if cutlass.const_expr(plan.tuning.store is StoreMode.tma):
+    if cutlass.const_expr(plan.stores_by_tma):
         cute.arch.cp_async_bulk_wait_group(0, read=False)
     alive = abort_word(place.table, place.rank) == 0
     if cute.arch.vote_all_sync(alive):
         with cute.arch.elect_one():
-            if cutlass.const_expr(plan.tuning.store is StoreMode.tma):
+            if cutlass.const_expr(plan.stores_by_tma):
                 release_bulk_fence(Scope.gpu)
             else:
                 release_fence(Scope.gpu)
@@ -800,6 +801,7 @@ def work_on_tiles(
     tiled_mma: cute.TiledMma,
     num_clusters: Int32,  # of the rank that take tiles
     finish: cutlass.Constexpr = None,  # traced for the warps that have multiplied; None: nothing
+    send: cutlass.Constexpr = None,  # with GemmProblem.sends: where rows go, and who is told
 ):
     """All roles of a CTA, until no tile is left. Called by all threads, behind `meet_all`."""
     plan, warp = place.plan, place.warp
@@ -811,13 +813,13 @@ def work_on_tiles(
             if warp == STORE_WARP:
                 # The record before the first tile has been read: all but the producer say so.
                 _take_record(place, shared, Int32(1))
-                _store(place, shared, operands)
+                _store(place, shared, operands, send)
         if warp == HAND_OUT_WARP and place.cta == 0:
             _hand_out(place, shared, num_clusters)
     else:
         cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
         _take_record(place, shared, Int32(1))
-        _multiply(place, shared, operands, tiled_mma, warp // WARPS_OF_GROUP - 1)
+        _multiply(place, shared, operands, tiled_mma, warp // WARPS_OF_GROUP - 1, send)
         if cutlass.const_expr(finish is not None):
             finish()
     if cutlass.const_expr(plan.cluster_m > 1):

@@ -92,6 +92,7 @@ def upload_tiles(
         tile_m=plan.tile_m,
         cluster_m=plan.cluster_m,
         raster_m=plan.tuning.raster_m,
+        walk=plan.tuning.walk,
         plan_tile_m=plan.problem.group_align,
     )
     heap.fill(rank, plan.tiles_slot, records)

@@ -19,7 +19,14 @@ from tilepipe.kernels.gemm.plan import (
     KernelPlan,
 )
 
-__all__ = ["atoms", "global_tensors", "make_tiled_mma", "smem_layouts"]
+__all__ = [
+    "atoms",
+    "global_tensors",
+    "make_tiled_mma",
+    "part_of",
+    "partition",
+    "smem_layouts",
+]
 
 
 def smem_layouts(plan: KernelPlan):
@@ -111,3 +118,20 @@ def atoms(plan: KernelPlan, layouts, m_a, m_b, m_d):
             (BLOCK_M, STAGED_COLUMNS),
         ),
     )
+
+
+def partition(atom: cute.CopyAtom, shared: cute.Tensor, tile: cute.Tensor):
+    """Shared and global side of a copy of one tile; modes behind the first two stay."""
+    return cpasync.tma_partition(
+        atom,
+        0,
+        cute.make_layout(1),
+        cute.group_modes(shared, 0, 2),
+        cute.group_modes(tile, 0, 2),
+    )
+
+
+def part_of(b: cute.Tensor, part: int, plan: KernelPlan) -> cute.Tensor:
+    """A piece of the B tile along N: whole swizzle atoms, one piece behind the other."""
+    rows = plan.tile_n // plan.num_b_parts
+    return cute.local_tile(b, (rows, TILE_K, plan.num_stages), (part, 0, 0))

@@ -10,8 +10,9 @@ staging; `tile_m` is refused unless it is whole blocks of each warpgroup.
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
-from tilepipe.config.choices import Granularity, Layout, StoreMode
+from tilepipe.config.choices import Granularity, Layout, StoreMode, Walk
 from tilepipe.fabric.table import Slot, Word
 from tilepipe.kernels.gemm.choices import (
     Clip,
@@ -20,6 +21,7 @@ from tilepipe.kernels.gemm.choices import (
     Epilogue,
     Major,
 )
+from tilepipe.kernels.gemm.problem import GemmProblem, GemmTuning
 
 __all__ = [
     "BESIDE_RINGS_BYTES",
@@ -54,44 +56,6 @@ MAX_SUMS = 192
 BESIDE_RINGS_BYTES = 2048
 # K tiles before the end of a tile's loads at which the next one is claimed, beside the stages.
 _CLAIM_LEAD = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class GemmProblem:
-    """What is multiplied: A (rows, k) in groups of one expert, B (experts, n, k), D (rows, n').
-
-    n' is n, or n / 2 where gate and up make one. Pitches are in elements; None: no gap.
-    """
-
-    n: int
-    k: int
-    num_experts: int
-    layout: Layout
-    group_align: int  # rows to whose multiple the padded layout extends each group; tile_m of waits
-    b_major: Major = Major.k
-    out_major: Major = Major.n
-    epilogue: Epilogue = Epilogue.none
-    a_pitch: int | None = None
-    d_pitch: int | None = None
-    wait: Granularity | None = None  # wait for rows before a tile's first load; None: they are here
-    publish: bool = False  # tell which rows of which columns have been stored
-    num_chunks: int | None = None  # pieces along N that are told apart; None: one an N tile
-    is_second: bool = False  # of the two of a layer: its tiles are the rank's second list
-
-
-@dataclass(frozen=True, kw_only=True)
-class GemmTuning:
-    """How it is multiplied; None: what suits the problem."""
-
-    tile_m: int = 128
-    tile_n: int = 256
-    cluster_m: int = 1  # CTAs that take M tiles of one expert side by side and share B
-    consumers: Consumers = Consumers.cooperative
-    raster_m: int = 8  # cluster tiles of an expert that walk along N together
-    cuts_tail: bool = True  # hand the last tiles out in halves where that fills the SMs better
-    num_stages: int | None = None  # None: as many as there is room for
-    store: StoreMode = StoreMode.tma
-    clip: Clip | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,14 +139,41 @@ class KernelPlan:
 
     @property
     def cuts_tail(self) -> bool:
-        """Whether half a tile is whole blocks, takes half the time, and is wanted at the end."""
+        """Whether half a tile is whole blocks, takes half the time, and is wanted at the end.
+
+        Chunk by chunk the last M tiles would be cut in every chunk, not at the end alone.
+        """
         halves = self.cluster_m == 1 and self.tile_m % (2 * BLOCK_M) == 0
-        return self.tuning.cuts_tail and self.skips_blocks and halves
+        by_expert = self.tuning.walk is Walk.expert or self.num_chunks == 1
+        wanted = self.tuning.cuts_tail and by_expert
+        return wanted and self.skips_blocks and halves
+
+    def turn_of(self, i: int, part: int) -> int:
+        """Which buffer of its warpgroup takes a part of block i.
+
+        Buffers take turns through all blocks of a tile: a store gives its buffer back only once the
+        next one has started, so the next one must not need it.
+        """
+        return (i * (self.out_tile_n // STAGED_COLUMNS) + part) % STAGING_BUFFERS
+
+    def told_at(self, group: Any, count: Any) -> Any:
+        """Which barrier says that a warpgroup has stored or sent its part of the count-th tile.
+
+        Odd and even tiles have one each: a warpgroup may be done with the next tile before the warp
+        that tells has met it for this one, and would be counted twice.
+        """
+        turn = 0 if self.is_ping_pong else count % 2  # ping_pong: a group has every second tile
+        return group * STAGING_BUFFERS + turn
+
+    @property
+    def stores_by_tma(self) -> bool:
+        """Whether a warp stores what the others have staged."""
+        return self.tuning.store is StoreMode.tma and not self.problem.sends
 
     @property
     def uses_store_warp(self) -> bool:
         """Whether a warp of its own stores or publishes."""
-        return self.tuning.store is StoreMode.tma or self.problem.publish
+        return self.stores_by_tma or self.problem.publish
 
 
 def plan_gemm(
@@ -321,11 +312,12 @@ def _check_tile(problem: GemmProblem, tuning: GemmTuning) -> None:
 def _clip_of(problem: GemmProblem, tuning: GemmTuning) -> Clip | None:
     """What ends a store at the last row of an expert."""
     clip = tuning.clip
-    if tuning.store is StoreMode.direct:
+    if tuning.store is StoreMode.direct or problem.sends:
         if clip is not None:
             raise ValueError(
-                f"clip={clip.value}: direct stores check every row and have no descriptor; leave "
-                "it out, or type store=tma"
+                f"clip={clip.value}: {'sent rows' if problem.sends else 'direct stores'} check "
+                "every row and have no descriptor; leave it out, or type store=tma"
+                f"{' and kernel.push=ctas' if problem.sends else ''}"
             )
         return None
     if problem.layout is Layout.packed and clip is Clip.whole:
@@ -350,6 +342,12 @@ def _check_hooks(problem: GemmProblem, tuning: GemmTuning) -> None:
         raise ValueError(
             f"tile_m={tuning.tile_m}: semaphores stand for tiles of {problem.group_align} rows; "
             f"type tile_m={problem.group_align}, or plan with tile_m={tuning.tile_m}"
+        )
+    assert problem.publish or not problem.sends, "rows are sent, and nobody tells"
+    if problem.sends and tuning.store is not StoreMode.tma:
+        raise ValueError(
+            f"store={tuning.store.value}: kernel.push=epilogue sends rows from where tiles are "
+            "staged, and this stages none; type store=tma, or kernel.push=ctas"
         )
 
 

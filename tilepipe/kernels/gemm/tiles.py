@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tilepipe.config.choices import Walk
 from tilepipe.schedule.layout import ReceiveLayout
 
 __all__ = [
@@ -51,6 +52,7 @@ def pack_cluster_tiles(
     raster_m: int,  # cluster tiles
     plan_tile_m: int,  # of the Plan, by which M tiles are counted
     num_cut: int = 0,  # cluster tiles at the end that are handed out in halves
+    walk: Walk = Walk.expert,  # chunk: all are one group
 ) -> NDArray[np.int32]:  # (num_cluster_tiles, RECORD_WORDS)
     """Records of all cluster tiles of a rank, in hand-out order."""
     rows = layout.expert_rows.astype(np.int64)
@@ -60,8 +62,10 @@ def pack_cluster_tiles(
     first_cut = len(expert)
     if num_cut:
         expert, above, first_cut = _halved(expert, above, rows, height // 2, num_cut)
-    walk = 2 * expert + (np.arange(len(expert)) >= first_cut)
-    _, first_of, size_of = np.unique(walk, return_index=True, return_counts=True)
+    alike = 2 * expert + (np.arange(len(expert)) >= first_cut)
+    if walk is Walk.chunk:
+        alike, raster_m = np.zeros_like(expert), max(len(expert), 1)
+    _, first_of, size_of = np.unique(alike, return_index=True, return_counts=True)
     within = np.arange(len(expert)) - np.repeat(first_of, size_of)
     num_alike = np.repeat(size_of, size_of)
     # A tile ends where the next one of its expert begins, or with the expert.

@@ -21,7 +21,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from tilepipe.config.choices import Copy, Roles
+from tilepipe.config.choices import Copy, Push, Roles
 from tilepipe.fabric.table import Slot
 from tilepipe.kernels.combine import reduce_tokens
 from tilepipe.kernels.gemm.barriers import meet_all
@@ -33,6 +33,7 @@ from tilepipe.kernels.memory import LANES
 from tilepipe.kernels.overlap.entries import fused_entry
 from tilepipe.kernels.overlap.home import REDUCING_WARPS, RING_BYTES, HomePlan
 from tilepipe.kernels.overlap.pushes import push_stored
+from tilepipe.kernels.overlap.sends import Sender
 from tilepipe.kernels.stamps import Event, lap
 
 __all__ = ["gemm_combine_entry"]
@@ -71,8 +72,9 @@ def _bring_home(
     tape: cutlass.Constexpr,
 ):
     """Push what is stored, then reduce. Called by all warps of a communication CTA."""
-    if warp >= _NUM_WARPS - plan.constants.num_warps:
-        push_stored(plan, table, rank, lane, ring, barrier, pace, limit_ns, tape)
+    if cutlass.const_expr(plan.push is Push.ctas):
+        if warp >= _NUM_WARPS - plan.constants.num_warps:
+            push_stored(plan, table, rank, lane, ring, barrier, pace, limit_ns, tape)
     if warp >= _FIRST:
         _reduce(plan, table, rank, lane, ring, limit_ns, tape)
 
@@ -100,12 +102,14 @@ def gemm_combine_entry(plan: HomePlan) -> Any:
                 *(seat.pace, limit_ns, place.tape),
             )
         else:
-            finish = None
+            finish = send = None
             if cutlass.const_expr(plan.roles is Roles.switch):
                 finish = partial(_reduce_behind, plan, near, rank, lane, ring, limit_ns, place.tape)
+            if cutlass.const_expr(plan.push is Push.epilogue):
+                send = Sender(plan, near, seat.pace)
             work_on_tiles(
                 *(place, seat.shared, seat.operands(), seat.products),
-                *(seat.num_gemm_clusters, finish),
+                *(seat.num_gemm_clusters, finish, send),
             )
 
     return fused_entry(plan, body)

@@ -12,7 +12,7 @@ import torch
 
 from tilepipe.config.choices import Roles
 from tilepipe.fabric.device_heap import DeviceHeap
-from tilepipe.fabric.table import NUM_SLOTS, Slot, Word
+from tilepipe.fabric.table import Slot, Word
 from tilepipe.kernels.gemm.choices import Epilogue
 from tilepipe.kernels.gemm.launch import GroupedGemm, upload_tiles
 from tilepipe.kernels.gemm.plan import GemmProblem, GemmTuning, KernelPlan, plan_gemm
@@ -69,7 +69,7 @@ def plan_layer(
     """The GEMM of the layer beside communication of a kind; `hooks` of GemmProblem."""
     settings = group.settings
     if work == "push":
-        room = home_gemm_bytes(settings.num_ranks, NUM_SLOTS)
+        room = home_gemm_bytes(settings.num_ranks)
     else:
         room = gemm_bytes(constants_of(work, settings, group.shape, group.knobs))
     return plan_gemm(

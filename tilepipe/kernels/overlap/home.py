@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tilepipe.config.choices import Copy, Granularity, Roles
+from tilepipe.config.choices import Copy, Granularity, Push, Roles, Walk
 from tilepipe.config.limits import FUSED_WARPS, SHARED_BYTES
+from tilepipe.fabric.table import NUM_SLOTS
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.gemm.plan import BESIDE_RINGS_BYTES, KernelPlan
 from tilepipe.kernels.gemm.tiles import TileWord, place_of_ticket
@@ -61,6 +62,22 @@ class HomePlan:
         return self.gemm.cluster_m
 
     @property
+    def push(self) -> Push:
+        """Who brings rows home."""
+        return Push.epilogue if self.gemm.problem.sends else Push.ctas
+
+    @property
+    def share(self) -> int:
+        """Chunks of a row by which a piece that has come home raises its counter."""
+        return self.constants.num_chunks // self.num_pieces
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes of a row that go home at once."""
+        by_tile = self.gemm.problem.n // self.gemm.num_n_tiles * 2
+        return by_tile if self.push is Push.epilogue else self.piece_bytes
+
+    @property
     def num_groups(self) -> int:
         """Groups of a unit; of a tile that is not full the last ones are empty."""
         return -(-self.gemm.tile_m // self.group_rows)
@@ -87,6 +104,7 @@ def plan_home_launch(
         )
     by_chunk = constants.granularity is Granularity.tile
     num_pieces = gemm.num_chunks if by_chunk else 1
+    _check_ways(gemm, constants)
     if gemm.num_n_tiles % num_pieces or gemm.problem.n % gemm.tile_n * (num_pieces > 1):
         raise ValueError(
             f"num_chunks={num_pieces}: {gemm.problem.n} columns in tiles of {gemm.tile_n} are no "
@@ -100,7 +118,7 @@ def plan_home_launch(
             f"reduced in {REDUCING_WARPS * RING_BYTES} there; choose more stages or a larger tile"
         )
     group_rows = min(_MAX_GROUP_ROWS, RING_BYTES // piece_bytes) if by_bulk else _MAX_GROUP_ROWS
-    if not group_rows:
+    if not group_rows and not gemm.problem.sends:
         raise ValueError(
             f"workload.hidden: pieces of {piece_bytes} bytes do not fit a warp's ring of "
             f"{RING_BYTES}; type kernel.copy=simt, or kernel.granularity=tile"
@@ -122,19 +140,33 @@ def plan_home_launch(
         d_rank_pitch=d_rank_pitch if num_launch_ranks > 1 else 0,
         num_pieces=num_pieces,
         piece_bytes=piece_bytes,
-        group_rows=group_rows,
+        group_rows=max(group_rows, 1),
         smem_bytes=own,
     )
 
 
 def _beside_bytes(num_ranks: int, table_slots: int) -> int:
-    """Shared memory beside operands and staging: barriers, records, addresses of all ranks."""
+    """Shared memory beside operands and staging: barriers of both roles, records, addresses."""
     return 3 * _ALIGN + -(-num_ranks * table_slots * 8 // _ALIGN) * _ALIGN
 
 
-def home_gemm_bytes(num_ranks: int, table_slots: int) -> int:
-    """Shared memory to plan the GEMM of such a launch for, so that all else fits beside it."""
+def home_gemm_bytes(num_ranks: int, table_slots: int = NUM_SLOTS) -> int:
+    """Shared memory to plan the GEMM for, so that all else fits beside it."""
     return SHARED_BYTES - max(0, _beside_bytes(num_ranks, table_slots) - BESIDE_RINGS_BYTES)
+
+
+def _check_ways(gemm: KernelPlan, constants: Constants) -> None:
+    """Refuse ways home that the granularity does not go with."""
+    for key, value, by_chunk in (
+        ("push", Push.epilogue.value, gemm.problem.sends),
+        ("walk", Walk.chunk.value, gemm.tuning.walk is Walk.chunk),
+    ):
+        if by_chunk and constants.granularity is not Granularity.tile:
+            raise ValueError(
+                f"kernel.{key}={value}: chunks go home one by one, and "
+                f"kernel.granularity={constants.granularity.value} waits for whole rows; type "
+                f"kernel.granularity=tile, or another kernel.{key}"
+            )
 
 
 def order_units(

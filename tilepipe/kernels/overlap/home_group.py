@@ -4,10 +4,11 @@ Knows nothing of configuration files, oracle or clocks.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
-from tilepipe.config.choices import Roles
+from tilepipe.config.choices import Push, Roles, Walk
 from tilepipe.fabric.table import NUM_SLOTS, Slot, Word
 from tilepipe.kernels.gemm.launch import upload_tiles
 from tilepipe.kernels.gemm.plan import KernelPlan
@@ -28,17 +29,31 @@ from tilepipe.kernels.overlap.plan import Split
 __all__ = ["fused_home_launch", "gemm_home_launch", "upload_home"]
 
 
-def _plan(group: DeviceGroup, layer: Layer, *, publish: bool, num_gemm_ctas: int) -> KernelPlan:
+def _plan(
+    group: DeviceGroup,
+    layer: Layer,
+    *,
+    publish: bool,
+    num_gemm_ctas: int,
+    push: Push = Push.ctas,
+    walk: Walk = Walk.expert,
+) -> KernelPlan:
+    own = replace(layer, tuning=replace(layer.tuning, walk=walk))
     hooks = {"publish": publish, "num_chunks": group.settings.homeward.num_chunks}
-    return plan_layer(group, layer, "push", num_gemm_ctas=num_gemm_ctas, **hooks)
+    hooks["sends"] = push is Push.epilogue
+    return plan_layer(group, own, "push", num_gemm_ctas=num_gemm_ctas, **hooks)
 
 
-def upload_home(group: DeviceGroup, layer: Layer, *, num_gemm_ctas: int) -> None:
+def upload_home(
+    group: DeviceGroup, layer: Layer, *, num_gemm_ctas: int, walk: Walk | None = None
+) -> None:
     """Tell the launches that follow which tiles there are, and in which order units go home.
 
     The last tiles are cut for so many CTAs of each rank; launches of any other number are right.
+    `walk` None: as the settings of the group say; any launch takes any order.
     """
-    plan = _plan(group, layer, publish=True, num_gemm_ctas=num_gemm_ctas)
+    walk = walk or group.settings.walk
+    plan = _plan(group, layer, publish=True, num_gemm_ctas=num_gemm_ctas, walk=walk)
     for rank in group.ranks:
         layout = group.plans[rank].layout
         records = upload_tiles(group.heap, rank, layout, plan)
@@ -55,6 +70,7 @@ def fused_home_launch(
     a: torch.Tensor,  # (ranks of this process, receive rows, k) bf16
     *,
     roles: Roles = Roles.fixed,
+    push: Push = Push.ctas,
     reduces: bool = True,
     sending: torch.Tensor | None = None,  # table of communication; None: that of all
     num_stamps: int = 0,  # that a warp has room for; 0: none is left
@@ -64,8 +80,8 @@ def fused_home_launch(
     Raises ValueError where the two do not fit together or not onto the chip.
     """
     split = Split(num_comm_ctas=group.knobs.num_ctas, num_gemm_ctas=ctas_beside(group, layer))
-    how = {"roles": roles, "reduces": reduces, "sending": sending, "num_stamps": num_stamps}
-    return _bound(group, layer, a, split, **how)
+    how = {"roles": roles, "push": push, "reduces": reduces, "sending": sending}
+    return _bound(group, layer, a, split, num_stamps=num_stamps, **how)
 
 
 def gemm_home_launch(
@@ -96,6 +112,7 @@ def _bound(
     split: Split,
     *,
     roles: Roles,
+    push: Push = Push.ctas,
     reduces: bool,
     publish: bool = True,
     sending: torch.Tensor | None = None,
@@ -104,9 +121,16 @@ def _bound(
     """A launch of the fused kernel of all ranks of this process."""
     ranks = group.ranks
     products = [group.tensor(rank, Slot.y).view(torch.bfloat16) for rank in ranks]
+    constants = constants_of("push", group.settings, group.shape, group.knobs)
     plan = plan_home_launch(
-        _plan(group, layer, publish=publish, num_gemm_ctas=split.num_gemm_ctas),
-        constants_of("push", group.settings, group.shape, group.knobs),
+        _plan(
+            *(group, layer),
+            publish=publish,
+            num_gemm_ctas=split.num_gemm_ctas,
+            push=push,
+            walk=group.settings.walk,
+        ),
+        replace(constants, num_parts=group.settings.num_parts),
         roles=roles,
         reduces=reduces,
         table_slots=NUM_SLOTS,

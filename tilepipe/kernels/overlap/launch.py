@@ -119,7 +119,7 @@ class FusedLaunch:
                 f"at once, in clusters of {plan.cluster_m}, and this GPU holds {most}; plan for "
                 f"{most} SMs"
             )
-        moved = plan.piece_bytes if isinstance(plan, HomePlan) else plan.constants.row_bytes
+        moved = plan.moved_bytes if isinstance(plan, HomePlan) else plan.constants.row_bytes
         cost_ns = 0.0 if pace_gbps is None else moved / pace_gbps
         self._pace = (Int64(round(cost_ns)), Int64(pace_latency_ns), Int64(limit_ns))
         self._function = code.function.to(torch.cuda.current_device())

@@ -11,6 +11,7 @@ from cutlass import Boolean, Int32, Int64
 
 from tilepipe.config.choices import Copy
 from tilepipe.fabric.table import Role, Slot, Word
+from tilepipe.kernels.edges import token_flag
 from tilepipe.kernels.gemm.barriers import Item, await_phase
 from tilepipe.kernels.memory import (
     LANES,
@@ -20,6 +21,7 @@ from tilepipe.kernels.memory import (
     element,
     load_vector,
     load_words,
+    shuffle_wide,
     store_vector,
     word,
 )
@@ -32,10 +34,10 @@ from tilepipe.kernels.semaphore import (
     load_relaxed,
     release_bulk_fence,
     release_fence,
-    wait_at_least,
+    wait_telling,
 )
 from tilepipe.kernels.simt import copy_row
-from tilepipe.kernels.stamps import Event, is_late, lap
+from tilepipe.kernels.stamps import Event, lap, moment
 from tilepipe.kernels.watchdog import abort_word, give_up
 from tilepipe.schedule.packed import SLOT_BITS, TOKEN_BITS
 
@@ -75,11 +77,14 @@ def push_stored(
         first, valid = tiles[2 * tile] + begin, tiles[2 * tile + 1] - begin
         count = cutlass.min(valid, plan.group_rows)
         if count > 0:
-            lap(tape, Event.look)
+            asked = moment(tape)
             came, late = _wait_stored(
-                *(plan, table, rank, lane, chunk, first_wait, num_wait, limit_ns, tape)
+                *(plan, table, rank, lane, chunk, first_wait, num_wait, limit_ns)
             )
-            lap(tape, Event.wait, place, late)
+            if cutlass.const_expr(tape is not None):
+                if late:
+                    lap(tape, Event.look, at=asked)
+                    lap(tape, Event.wait, place, 1)
             alive = cute.arch.vote_all_sync(came)
             if alive:
                 _push_group(
@@ -101,10 +106,9 @@ def _wait_stored(
     first: Int32,
     num_tiles: Int32,
     limit_ns: Int64,
-    tape: cutlass.Constexpr,
-) -> tuple[Boolean, Int32]:
-    """Wait until tiles are stored, in one chunk or in all, counters dealt to lanes; and whether the
-    first lane had to, where somebody stamps.
+) -> tuple[Boolean, Boolean]:
+    """Wait until tiles are stored, in one chunk or in all, counters dealt to lanes; and whether a
+    first look of this lane did not find them so.
 
     Stored on this GPU by TMA or plain stores of other CTAs: scope gpu. Each lane acquires what it
     has seen; the barrier and another fence order that before what any lane reads or copies.
@@ -116,7 +120,7 @@ def _wait_stored(
     one_chunk = plan.num_pieces > 1
     per_tile = 1 if one_chunk else gemm.num_chunks
     by_bulk = plan.constants.copy is Copy.tma
-    came, late = Boolean(True), Int32(0)
+    came, late = Boolean(True), Boolean(False)
     for i in cutlass.range(lane, num_tiles * per_tile, LANES, unroll=1):
         tile = first + i // per_tile
         part = chunk if one_chunk else i % per_tile
@@ -124,8 +128,8 @@ def _wait_stored(
         width = ends - (part * gemm.num_n_tiles + gemm.num_chunks - 1) // gemm.num_chunks
         expected = tiles[2 * tile + 1] * width
         counter = element(stored, tile * gemm.num_chunks + part, Int32)
-        late = late | is_late(tape, counter, expected, Scope.gpu)
-        here = wait_at_least(counter, expected, abort, limit_ns, Scope.gpu, by_bulk)
+        here, waited = wait_telling(counter, expected, abort, limit_ns, Scope.gpu, by_bulk)
+        late = late or waited
         if not here:
             epoch = buffer(address(table, rank, Slot.words), Int32)[int(Word.epoch)]
             give_up(
@@ -166,7 +170,7 @@ def _push_group(
         if cutlass.const_expr(constants.by_rank):
             flag = address(table, peer, Slot.rank_ready) + Int64(rank) * 4
         else:
-            flag = address(table, peer, Slot.token_ready) + Int64(token) * 4
+            flag = token_flag(constants, table, rank, peer, token, chunk)
     source = address(table, rank, Slot.y) + Int64(first) * constants.row_bytes
     source += Int64(chunk) * plan.piece_bytes
     due = Int64(0)
@@ -188,8 +192,7 @@ def _push_group(
     else:
         release_fence(Scope.sys)
     if lane < count and abort_word(table, rank) == 0:
-        share = constants.num_chunks // plan.num_pieces
-        add_relaxed(element(flag, Int32(0), Int32), Int32(share), Scope.sys)
+        add_relaxed(element(flag, Int32(0), Int32), Int32(plan.share), Scope.sys)
 
 
 @cute.jit
@@ -205,7 +208,7 @@ def _copy_by_lanes(
         at = Int64(lane) * VECTOR_BYTES
         while row + 1 < count:
             pair = [source + Int64(row + i) * row_bytes + at for i in range(2)]
-            goals = [_shuffle(target, row + i) + at for i in range(2)]
+            goals = [shuffle_wide(target, row + i) + at for i in range(2)]
             values = [load_vector(begin + step * _STEP) for begin in pair for step in range(steps)]
             for i in cutlass.range_constexpr(2):
                 for step in cutlass.range_constexpr(steps):
@@ -213,7 +216,7 @@ def _copy_by_lanes(
             row += 2
     while row < count:
         copy_row(
-            source + Int64(row) * row_bytes, _shuffle(target, row), lane, piece_bytes, num_loads
+            source + Int64(row) * row_bytes, shuffle_wide(target, row), lane, piece_bytes, num_loads
         )
         row += 1
 
@@ -255,7 +258,7 @@ def _copy_in_bulk(
         *(barrier, phase, Item.full, table, rank, plan.constants.num_ranks, limit_ns),
     )
     for row in cutlass.range(count, unroll=1):
-        goal = _shuffle(target, row)
+        goal = shuffle_wide(target, row)
         if lane == 0:
             cute.arch.inline_ptx(
                 "cp.async.bulk.global.shared::cta.bulk_group [{$r0}], [{$r1}], {$r2};",
@@ -265,10 +268,3 @@ def _copy_in_bulk(
         cute.arch.cp_async_bulk_commit_group()
         cute.arch.cp_async_bulk_wait_group(0, read=False)
     cute.arch.sync_warp()
-
-
-def _shuffle(value: Int64, lane: Int32) -> Int64:
-    """An Int64 of another lane."""
-    low = cute.arch.shuffle_sync(Int32(value), lane)
-    high = cute.arch.shuffle_sync(Int32(value >> 32), lane)
-    return (Int64(high) << 32) | (Int64(low) & 0xFFFFFFFF)

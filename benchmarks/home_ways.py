@@ -1,0 +1,170 @@
+"""GEMM -> combine fused, by who pushes, in which order tiles are taken and how many CTAs reduce.
+
+    python -m benchmarks.home_ways FOLDER [--total-s 120]
+
+Workload, checks and windows as in home_times; all ways of a line at one number of CTAs are
+interleaved, and each is compared with the FP32 oracle before and after it is timed.
+"""
+
+import argparse
+import csv
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from benchmarks.home_times import HomeBench
+from benchmarks.overlap_times import COLUMNS, KNOBS, Contender, row_of
+from tilepipe.config.choices import Copy, Push, Roles, Walk
+from tilepipe.fabric.table import Slot, Word
+from tilepipe.kernels.group import DeviceGroup
+from tilepipe.kernels.launcher import Knobs
+from tilepipe.kernels.overlap.home_group import fused_home_launch, gemm_home_launch, upload_home
+from tilepipe.measure.contenders import run_interleaved
+
+CTAS = (8, 16, 24, 12, 32, 4, 40)
+# Who pushes, order of tiles, chunks.
+WAYS: dict[str, tuple[Push, Walk, int]] = {
+    "ctas_expert_4": (Push.ctas, Walk.expert, 4),
+    "epilogue_expert_4": (Push.epilogue, Walk.expert, 4),
+    "ctas_chunk_4": (Push.ctas, Walk.chunk, 4),
+    "epilogue_chunk_2": (Push.epilogue, Walk.chunk, 2),
+    "epilogue_chunk_4": (Push.epilogue, Walk.chunk, 4),
+    "epilogue_chunk_7": (Push.epilogue, Walk.chunk, 7),
+    "epilogue_chunk_14": (Push.epilogue, Walk.chunk, 14),
+}
+# What `upload_home` and the plan of a group write, and differs from way to way.
+_SLOTS = (Slot.gemm_tiles, Slot.push_units, Slot.token_expected, Slot.rank_expected)
+_WORDS = (Word.num_gemm_tiles, Word.num_units, Word.max_stored, Word.max_tokens, Word.max_parts)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A contender, the group that it belongs to, and what is put back ahead of each launch."""
+
+    contender: Contender
+    group: DeviceGroup
+    restore: Callable[[], None]
+
+
+class WaysBench(HomeBench):
+    """One layer in memory, for fused launches of any way."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        # Room for the most counters that a way has.
+        super().__init__(stack, "kernel.walk=chunk", "kernel.num_chunks=14")
+
+    def group_by(self, knobs: Knobs, walk: Walk, num_chunks: int) -> DeviceGroup:
+        own = self.session.group
+        settings = replace(own.settings, walk=walk, num_chunks=num_chunks)
+        group = DeviceGroup(
+            settings, own.shape, knobs, watchdog_s=1.0, heap=own.heap, device=own.device
+        )
+        group.set_routing(self.session.routing)
+        return group
+
+    def way(self, group: DeviceGroup, contender: Contender) -> Way:
+        """Remember what the launches of a group read, as it is now."""
+        upload_home(group, self.layer, num_gemm_ctas=contender.num_gemm_ctas)
+        kept = {slot: group.tensor(0, slot).clone() for slot in _SLOTS}
+        words = {word: int(group.tensor(0, Slot.words)[int(word)]) for word in _WORDS}
+
+        def restore() -> None:
+            for slot, values in kept.items():
+                group.tensor(0, slot).copy_(values)
+            block = group.tensor(0, Slot.words)
+            for word, value in words.items():
+                block[int(word)] = value
+
+        return Way(contender, group, restore)
+
+    def ways(self, num_ctas: int) -> dict[str, Way]:
+        knobs = replace(KNOBS[Copy.simt], num_ctas=num_ctas)
+        whole = self.layer.num_sms
+        plain = self.group_by(knobs, Walk.expert, 4)
+        split = whole - num_ctas
+        gemm = partial(gemm_home_launch, plain, self.layer, self.a)
+        found = {
+            "gemm_all": self.way(plain, Contender([gemm(num_gemm_ctas=whole)], whole)),
+            "gemm_split": self.way(plain, Contender([gemm(num_gemm_ctas=split)], split)),
+        }
+        # What sending costs by itself: nobody reduces.
+        for walk in Walk:
+            group = self.group_by(knobs, walk, 4)
+            sent = fused_home_launch(group, self.layer, self.a, push=Push.epilogue, reduces=False)
+            found[f"sent_{walk.name}_4"] = self.way(group, Contender([sent], split))
+        for name, (push, walk, num_chunks) in WAYS.items():
+            sys.stderr.write(f"{num_ctas} {name}\n")
+            group = self.group_by(knobs, walk, num_chunks)
+            launch = fused_home_launch(group, self.layer, self.a, roles=Roles.switch, push=push)
+            found[name] = self.way(group, Contender([launch], split))
+        return found
+
+    def line(self, num_ctas: int, num_iters: int) -> list[list[object]]:
+        ways = self.ways(num_ctas)
+        fused = list(WAYS)
+        wrong = {name: self.check_way(ways[name]) for name in fused}
+        timed = {name: way for name, way in ways.items() if not wrong.get(name)}
+        samples = run_interleaved(
+            {name: partial(self.time_way, way) for name, way in timed.items()},
+            num_warmups=2,
+            num_iters=num_iters,
+            barrier=lambda: None,
+        )
+        for name in fused:
+            if name in timed:
+                wrong[name] = self.check_way(ways[name])
+        times = {
+            name: [sample.duration_ns for sample in samples if sample.contender == name]
+            for name in timed
+        }
+        return [
+            row_of(name, times.get(name), times["gemm_all"], wrong.get(name, "")) for name in ways
+        ]
+
+    def time_way(self, way: Way, number: int) -> dict[str, tuple[int, int]]:
+        way.restore()
+        (launch,) = way.contender.launches
+        opening = partial(way.group.open, exchange=False)
+        windows = self.session.timer.measure([("plan", opening), ("stage", launch)])
+        way.group.check()
+        return {"stage": (windows["start_ns"], windows["stage"])}
+
+    def check_way(self, way: Way) -> str:
+        return self.check(way.group, way.contender, Slot.out, prepare=way.restore)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--total-s", type=float, default=120.0)
+    parser.add_argument("--iters", type=int, default=16)
+    parser.add_argument("--ctas", type=int, nargs="*", default=CTAS)
+    chosen = parser.parse_args()
+    chosen.folder.mkdir(parents=True, exist_ok=True)
+    begin = time.monotonic()
+    with ExitStack() as stack, (chosen.folder / "home_ways.csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        bench = WaysBench(stack)
+        for num_ctas in chosen.ctas:
+            if time.monotonic() - begin > chosen.total_s:
+                sys.stdout.write(f"{num_ctas} CTAs: found no time\n")
+                continue
+            for row in bench.line(num_ctas, chosen.iters):
+                line = ["home_ways", num_ctas, *row]
+                writer.writerow(line)
+                sys.stdout.write(" ".join(map(str, line)) + "\n")
+            file.flush()
+            sys.stdout.flush()
+    torch.cuda.synchronize()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
