@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -239,6 +240,7 @@ def of_another_point(root):
     ("make", "sentence"),
     [
         (lambda root: root / "no", "no such folder: name a point's, as in outputs/NAME/ID"),
+        (lambda root: Path(__file__), "is a file: name the folder that holds it"),
         (lambda root: root, "holds no point that ended: name a point's folder"),
         (two_points, "holds 2 points: name one of them, as in c1-b1"),
         (

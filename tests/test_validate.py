@@ -164,7 +164,7 @@ def test_a_file_in_place_of_the_folder_is_a_sentence(tmp_path, capsys):
 
     assert main([str(tmp_path / "file")]) == 2
 
-    assert "is a file: name a results folder" in capsys.readouterr().err
+    assert "is a file: name the folder that holds it" in capsys.readouterr().err
 
 
 def test_a_folder_that_may_not_be_entered_is_a_fault(root, capsys, monkeypatch):
@@ -356,6 +356,16 @@ def test_a_flipped_bit_inside_a_time_is_found(root):
     (fault,) = validate(path.parent).faults
 
     assert fault.startswith("c1-b1/samples.parquet: cannot be read: ")
+
+
+def test_a_name_of_a_column_that_no_text_holds_is_a_fault_in_words(root):
+    path = root / "exp" / "c1-b1" / "samples.parquet"
+    path.write_bytes(path.read_bytes().replace(b"iteration", b"iterat\xffon"))
+
+    (fault,) = faults_of_point(root)
+
+    want = "cannot be read: a column's name or text is no UTF-8"
+    assert fault == f"exp/c1-b1/samples.parquet: {want}"
 
 
 @pytest.mark.parametrize("length", [0, 3, 100, -1])

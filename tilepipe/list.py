@@ -8,7 +8,9 @@ import argparse
 import os
 import re
 import shlex
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +38,8 @@ _ROUTING_WORDS = (
 )
 # The one option without a file: config/register.py computes it.
 _AUTO = "The largest of these that this machine is; cpu where there is no GPU."
+# Columns of a terminal below which a text stands under what it explains, not beside it.
+_LEAST_COLUMNS = 40
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 # Below a comment's prose, indented by more than its one blank.
 _COMMAND = re.compile(r"#\s{2,}(\S.*)")
@@ -186,6 +190,7 @@ def _column_lines() -> list[str]:
     from tilepipe.results import schema as tables
 
     known = (tables.SAMPLES, tables.BREAKDOWN, tables.SUMMARY, tables.TIMELINE)
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     lines = []
     for schema in known:
         table = schema.metadata[b"table"].decode()
@@ -194,9 +199,23 @@ def _column_lines() -> list[str]:
         for field in schema:
             told = {key.decode(): value.decode() for key, value in field.metadata.items()}
             unit = f"[{told['unit']}]"
-            lines.append(f"  {field.name:<{width}}  {unit:<15} {told['meaning']}")
+            lines += _wrapped(f"  {field.name:<{width}}  {unit:<15} ", told["meaning"], columns)
         lines.append("")
     return lines[:-1]
+
+
+def _wrapped(head: str, text: str, columns: int | None) -> list[str]:
+    """A text beside its head, or below it where too little room is left; None: on one line."""
+    if columns is None or len(head) + len(text) <= columns:
+        return [head + text]
+    beside = columns - len(head) >= _LEAST_COLUMNS
+    indent = " " * (len(head) if beside else 6)
+    lines = textwrap.wrap(
+        text, max(columns - len(indent), 1), break_long_words=False, break_on_hyphens=False
+    )
+    if beside:
+        return [head + lines[0], *(indent + line for line in lines[1:])]
+    return [head.rstrip(), *(indent + line for line in lines)]
 
 
 def _routing_lines(words: Sequence[str]) -> list[str]:

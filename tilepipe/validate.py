@@ -17,12 +17,12 @@ from pathlib import Path
 
 from tilepipe.records import Outcome
 from tilepipe.results.check import (
-    POINT_FILES,
     examine_point,
     is_set_aside,
     is_temporary,
     read_table,
 )
+from tilepipe.results.folders import CUT_SHORT, folder_fault, is_point
 from tilepipe.results.schema import SCHEMA_VERSION, SUMMARY
 from tilepipe.results.store import REPORT_FOLDER, UNDER_WAY, WRAPPED_FOLDER
 from tilepipe.results.summary import summary_rows
@@ -47,7 +47,7 @@ class Report:
 def validate(root: Path) -> Report:
     """Check everything below root, which must be a folder."""
     report = Report()
-    if _is_point(root.resolve()):
+    if is_point(root.resolve()):
         _check_point(root.resolve(), root.resolve().parent, report)
     else:
         _walk(root, root, report)
@@ -59,9 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tilepipe.validate", description=__doc__)
     parser.add_argument("folder", metavar="DIR", type=Path, help="results folder to check")
     root: Path = parser.parse_args(arguments).folder
-    if not root.is_dir():
-        told = "is a file" if root.exists() else "no such folder"
-        print(f"{root}: {told}: name a results folder, as in outputs", file=sys.stderr)
+    unreadable = folder_fault(root)
+    if unreadable is not None:
+        print(unreadable, file=sys.stderr)
         return 2
     report = validate(root)
     for fault in report.faults:
@@ -77,11 +77,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if report.num_valid and not report.faults else 1
 
 
-def _is_point(folder: Path) -> bool:
-    """Point folders are known by what they hold, so that a cut-short one is seen too."""
-    return any((folder / name).exists() for name in (*POINT_FILES, "logs"))
-
-
 def _walk(folder: Path, root: Path, report: Report) -> None:
     outcomes: dict[str, Outcome] = {}
     for path in sorted(folder.iterdir()):
@@ -95,8 +90,8 @@ def _walk(folder: Path, root: Path, report: Report) -> None:
         elif not os.access(path, os.R_OK | os.X_OK):
             report.faults.append(f"{where}: cannot be read: Permission denied")
         elif path.suffix == UNDER_WAY:
-            report.faults.append(f"{where}: a point under way, or cut short: run it again")
-        elif _is_point(path):
+            report.faults.append(f"{where}: {CUT_SHORT}")
+        elif is_point(path):
             outcome = _check_point(path, root, report)
             if outcome is not None and not is_set_aside(path):
                 outcomes[path.name] = outcome

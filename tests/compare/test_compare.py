@@ -111,6 +111,20 @@ def test_points_of_one_side_only_are_counted_and_told_by_their_keys(a, b, capsys
     ]
 
 
+def test_of_many_values_of_one_side_some_are_told_and_the_others_counted(a, b, capsys):
+    store(a)
+    store(b)
+    for number, tokens in enumerate(range(128, 128 + 7)):
+        store(a, config_id=f"a{number}", config=config_of(num_tokens=tokens))
+
+    main([str(a), str(b)])
+
+    assert (
+        "7 points only in A: the nearest of B differ in workload.num_tokens "
+        "(128, 129, 130, 131 and 3 more; there 64)"
+    ) in capsys.readouterr().out.splitlines()
+
+
 def test_equal_settings_are_paired_by_experiment_first_then_across(a, b, capsys):
     store(a, name="dispatch")
     store(a, {"fused": SLOWER}, name="again")

@@ -7,11 +7,14 @@ import ctypes
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from tests.launch.points import compose_point
+from tilepipe.config.identity import config_id
 from tilepipe.launch.driver import run_points
 from tilepipe.launch.worker import Job, Records, at_job_boundary, run_point
+from tilepipe.records import Point
 
 NUM_POINTS = 12
 BASE = ("workload=tiny", "measure=quick", "launch.num_ranks=2")
@@ -63,15 +66,25 @@ def entry(job: Job) -> Records:
     return at_job_boundary(job, body)
 
 
+def points(*words: str) -> list[Point]:
+    """Composed once: to compose each of them would take longer than to run it."""
+    first = compose_point(*BASE, "workload.num_tokens=1", "launch.time_limit_s=60", *words)
+    found = []
+    for tokens in range(1, NUM_POINTS + 1):
+        limit_s = 2.0 if tokens == HANGS else 60.0
+        config = {
+            **first.config,
+            "workload": {**first.config["workload"], "num_tokens": tokens},
+            "launch": {**first.config["launch"], "time_limit_s": limit_s},
+        }
+        typed = (f"workload.num_tokens={tokens}", f"launch.time_limit_s={limit_s:g}")
+        overrides = (*BASE, *typed, *words)
+        found.append(
+            replace(first, config=config, config_id=config_id(config), overrides=overrides)
+        )
+    return found
+
+
 if __name__ == "__main__":
     results_dir, *words = sys.argv[1:]
-    points = [
-        compose_point(
-            *BASE,
-            f"workload.num_tokens={tokens}",
-            f"launch.time_limit_s={2 if tokens == HANGS else 60}",
-            *words,
-        )
-        for tokens in range(1, NUM_POINTS + 1)
-    ]
-    sys.exit(run_points(points, results_dir=Path(results_dir), entry=entry))
+    sys.exit(run_points(points(*words), results_dir=Path(results_dir), entry=entry))

@@ -103,6 +103,17 @@ def test_the_page_needs_nothing_beside_it(written):
     assert not re.search(r"@import|url\(\s*['\"]?(?!#)|<script|<iframe", text)
 
 
+def test_the_contents_lead_to_every_section_and_to_every_part_of_it(written, full_report):
+    text = (written / "report.html").read_text(encoding="utf-8")
+
+    places = dict(re.findall(r'<h[23] id="([^"]*)">(.*?)</h[23]>', text))
+    (contents,) = re.findall(r"<nav.*?</nav>", text, re.DOTALL)
+    assert re.findall(r'<a href="#([^"]*)">', contents) == list(places)
+    named = [unescape(title) for _, title in re.findall(r'<a href="#([^"]*)">(.*?)</a>', contents)]
+    parts = [part.title for section in full_report.sections for part in section.parts]
+    assert [title for title in named if title in parts] == parts
+
+
 def test_the_markdown_names_figures_that_lie_beside_it(written, full_report):
     text = (written / "report.md").read_text(encoding="utf-8")
 

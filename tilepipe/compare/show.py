@@ -14,6 +14,8 @@ from tilepipe.compare.pairs import Lone, Side, device_of
 
 __all__ = ["breakdown_tables", "facts_table", "lone_lines", "side_line", "verdict_tables"]
 
+# Of a setting in which points of one side only differ from all others.
+_TOLD_VALUES = 4
 _STYLES = {
     Verdict.SAME: "",
     Verdict.FASTER: "green",
@@ -143,10 +145,16 @@ def _place(settings: Mapping[str, Any], axes: Iterable[str]) -> list[tuple[str, 
 
 def _values(lone: Sequence[Lone], key: str) -> str:
     own, there = (
-        ", ".join(dict.fromkeys(str(each.differing[key][place]) for each in lone))
+        _some(list(dict.fromkeys(str(each.differing[key][place]) for each in lone)))
         for place in (0, 1)
     )
     return f"{own}; there {there}"
+
+
+def _some(words: Sequence[str]) -> str:
+    """The first of many, and how many more there are."""
+    more = f" and {len(words) - _TOLD_VALUES} more" if words[_TOLD_VALUES:] else ""
+    return ", ".join(words[:_TOLD_VALUES]) + more
 
 
 def _told_interval(found: Ratio, rounds: Sequence[int]) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from tilepipe.report.content import report_of
 from tilepipe.report.points import find_points
 from tilepipe.results.check import POINT_FILES
+from tilepipe.results.folders import folder_fault
 from tilepipe.results.store import REPORT_FOLDER
 
 __all__ = ["main"]
@@ -33,8 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parsed = parser.parse_args(arguments)
     root: Path = parsed.folder
-    if not root.is_dir():
-        return _refuse(f"{root}: no such folder: name a results folder, as in outputs", code=2)
+    fault = folder_fault(root)
+    if fault is not None:
+        return _refuse(fault, code=2)
     if parsed.out is None and any((root / name).exists() for name in POINT_FILES):
         sentence = "a point's own folder takes no report: name another place with out=FOLDER"
         return _refuse(f"{root}: {sentence}", code=2)

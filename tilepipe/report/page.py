@@ -96,21 +96,29 @@ def page_of(report: Report, svgs: Mapping[str, str]) -> str:
 
 
 def _contents(report: Report) -> str:
-    places = [("overview", report.overview.title)]
-    places += [("warnings", f"Warnings ({len(report.warnings)})")] if report.warnings else []
+    places = [_place("overview", report.overview.title)]
+    places += [_place("warnings", f"Warnings ({len(report.warnings)})")] if report.warnings else []
     for number, section in enumerate(report.sections, start=1):
-        places.append((f"section-{number}", section.title))
-    places += [] if report.failed is None else [("failed", report.failed.title)]
-    places += [("missing", "Not shown")] if report.missing else []
-    places += [("faults", "Could not be read")] if report.faults else []
-    items = "".join(f'<li><a href="#{name}">{escape(title)}</a></li>' for name, title in places)
-    return f'<nav aria-label="Contents"><ul>{items}</ul></nav>'
+        name = f"section-{number}"
+        parts = [_place(f"{name}-{i}", part.title) for i, part in enumerate(section.parts, 1)]
+        places.append(_place(name, section.title, parts))
+    places += [] if report.failed is None else [_place("failed", report.failed.title)]
+    places += [_place("missing", "Not shown")] if report.missing else []
+    places += [_place("faults", "Could not be read")] if report.faults else []
+    return f'<nav aria-label="Contents"><ul>{"".join(places)}</ul></nav>'
+
+
+def _place(name: str, title: str, below: Iterable[str] = ()) -> str:
+    """An entry of the contents, and those below it."""
+    inner = "".join(below)
+    nested = f"<ul>{inner}</ul>" if inner else ""
+    return f'<li><a href="#{name}">{escape(title)}</a>{nested}</li>'
 
 
 def _section(section: Section, name: str, svgs: Mapping[str, str]) -> list[str]:
     body = _heading(name, section.title)
-    for part in section.parts:
-        body.append(f"<h3>{escape(part.title)}</h3>")
+    for number, part in enumerate(section.parts, start=1):
+        body.append(f'<h3 id="{name}-{number}">{escape(part.title)}</h3>')
         if part.note:
             body.append(f"<p>{escape(part.note)}</p>")
         for item in part.items:

@@ -151,6 +151,8 @@ def read_table(
         content = pa.BufferReader(path.read_bytes())
         table = pq.ParquetFile(content, page_checksum_verification=True).read()
         table.validate(full=True)
+    except UnicodeDecodeError:
+        return None, [f"{path.name}: cannot be read: a column's name or text is no UTF-8"]
     except (OSError, ValueError, pa.ArrowException) as error:
         return None, [f"{path.name}: cannot be read: {_one_line(error)}"]
     faults = schema_faults(table.schema, schema)

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from tilepipe.records import Status
 from tilepipe.results.check import POINT_FILES, Stored, examine_point, is_set_aside, read_table
+from tilepipe.results.folders import folder_fault
 from tilepipe.results.schema import BREAKDOWN, SAMPLES, SCHEMA_VERSION, SUMMARY, TIMELINE
 from tilepipe.results.store import UNDER_WAY, WRAPPED_FOLDER
 from tilepipe.results.tables import summary_table
@@ -20,6 +21,8 @@ from tilepipe.results.versions import ADDED_IN
 
 __all__ = ["Reading", "StoredPoint", "read_results"]
 
+# Of the columns that an older version had not.
+_TOLD_COLUMNS = 3
 _Marked = dict[tuple[str, str, int], bool]  # config_id, build_id, repetition -> in the last sweep
 
 
@@ -82,7 +85,7 @@ def read_results(folder: Path) -> Reading:
     Points that a newer run set aside are left out, unless the folder is one of them. A folder that
     cannot be read at all, or holds no point, gives no points and one fault.
     """
-    fault = _folder_fault(folder)
+    fault = folder_fault(folder)
     if fault is not None:
         return Reading(points=(), faults=(fault,))
     points: list[StoredPoint] = []
@@ -97,19 +100,6 @@ def read_results(folder: Path) -> Reading:
     if not points and not faults:
         faults.append(f"{folder}: holds no points: name a folder in which points have run")
     return Reading(points=tuple(points), faults=tuple(faults), notes=tuple(_notes(folder, points)))
-
-
-def _folder_fault(folder: Path) -> str | None:
-    try:
-        if not folder.exists():
-            return f"{folder}: no such folder: name a results folder, as in outputs"
-        if not folder.is_dir():
-            return f"{folder}: is a file: name the folder that holds it"
-        with os.scandir(folder):
-            return None
-    except (OSError, ValueError) as error:
-        cause = getattr(error, "strerror", None) or error
-        return f"{folder}: cannot be read: {cause}: name a folder that can"
 
 
 def _point_folders(folder: Path, faults: list[str]) -> Iterator[Path]:
@@ -173,7 +163,9 @@ def _notes(folder: Path, points: Sequence[StoredPoint]) -> list[str]:
     for version, count in sorted(Counter(point.version for point in points).items()):
         if version < SCHEMA_VERSION:
             later = sorted(name for name, added in ADDED_IN.items() if added > version)
-            null = f", columns {', '.join(later)} are null" if later else ""
+            told = f"{', '.join(later[:_TOLD_COLUMNS])}"
+            more = f" and {len(later) - _TOLD_COLUMNS} more" if later[_TOLD_COLUMNS:] else ""
+            null = f", columns {told}{more} are null" if later else ""
             notes.append(f"{folder}: {count} points are of schema version {version}{null}")
     executors = Counter(point.executor for point in points)
     if len(executors) > 1:

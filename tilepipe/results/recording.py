@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 
 from tilepipe.records import BreakdownTerm, Outcome, Point, Span, Status
-from tilepipe.results.check import POINT_FILES, TIMELINE_FILE, examine_point
+from tilepipe.results.check import TIMELINE_FILE, examine_point
+from tilepipe.results.folders import CUT_SHORT, folder_fault, is_point
 from tilepipe.results.pointfile import command_of
 from tilepipe.results.store import UNDER_WAY, point_folders
 from tilepipe.results.tables import spans_by_rank
@@ -50,9 +51,10 @@ def point_folder(folder: Path) -> Path:
 
     Raises ValueError where it is neither.
     """
-    if not folder.is_dir():
-        raise ValueError(f"{folder}: no such folder: name a point's, as in outputs/NAME/ID")
-    if any((folder / name).exists() for name in (*POINT_FILES, "logs")):
+    fault = folder_fault(folder, "a point's, as in outputs/NAME/ID")
+    if fault is not None:
+        raise ValueError(fault)
+    if is_point(folder):
         return folder
     found = point_folders(folder)
     if len(found) == 1:
@@ -70,7 +72,7 @@ def read_recording(folder: Path) -> Recording:
     Raises ValueError for a point that has none, or that is not sound.
     """
     if folder.suffix == UNDER_WAY or not (folder / "point.json").is_file():
-        raise ValueError(f"{folder}: a point under way, or cut short: run it again")
+        raise ValueError(f"{folder}: {CUT_SHORT}")
     stored, faults = examine_point(folder, anywhere=True)
     if stored is None or faults:
         raise ValueError(f"{folder}/{faults[0]}: run the point again with resume=none")
