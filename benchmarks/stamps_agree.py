@@ -31,13 +31,14 @@ JOBS = {
     "dispatch_paced": f"{_DISPATCH} kernel.roles=switch launch.pace_gbps=200",
     "dispatch_8_ranks": "kernel=dispatch_gemm kernel.num_comm_ctas=2 workload=deepseek_v3 "
     "workload.num_tokens=512 launch.num_ranks=8",
+    "combine_epilogue": "kernel=gemm_combine",
     "combine_switch": f"{_COMBINE} kernel.roles=switch",
     "combine_fixed": f"{_COMBINE} kernel.roles=fixed",
     "combine_tma": f"{_COMBINE} kernel.roles=switch kernel.copy=tma",
     "combine_token": f"{_COMBINE} kernel.roles=switch kernel.granularity=token",
     "combine_sent": "kernel=gemm_combine",
-    "combine_8_ranks": "kernel=gemm_combine kernel.num_comm_ctas=4 workload=deepseek_v3 "
-    "workload.num_tokens=512 launch.num_ranks=8",
+    "combine_8_ranks": "kernel=gemm_combine kernel.num_comm_ctas=4 kernel.push=ctas "
+    "kernel.walk=expert workload=deepseek_v3 workload.num_tokens=512 launch.num_ranks=8",
 }
 _TIMED = ("fused", "gemm_contended")
 _NUM_ITERS = 15

@@ -17,7 +17,15 @@ from dataclasses import replace  # noqa: E402
 from tests.gpu.overlaps import Chosen, FusedCase, HomeCase  # noqa: E402
 from tests.gpu.test_overlap import name_of, routings_of  # noqa: E402
 from tests.kernels.stamped_laws import most_backwards_ns, rank_faults  # noqa: E402
-from tilepipe.config.choices import Copy, Granularity, HomeGranularity, Layout, Roles  # noqa: E402
+from tilepipe.config.choices import (  # noqa: E402
+    Copy,
+    Granularity,
+    HomeGranularity,
+    Layout,
+    Push,
+    Roles,
+    Walk,
+)
 from tilepipe.kernels.gemm.choices import Consumers  # noqa: E402
 from tilepipe.kernels.gemm.plan import GemmTuning  # noqa: E402
 from tilepipe.kernels.overlap.stamped import (  # noqa: E402
@@ -53,6 +61,8 @@ RETURNING = [
     {"granularity": Granularity.expert, "roles": Roles.switch, "copy": Copy.simt},
     {"home_granularity": HomeGranularity.rank, "num_ranks": 4, "num_chunks": 2},
     {"tuning": GemmTuning(cluster_m=2), "num_chunks": 2, "num_ranks": 2, "roles": Roles.switch},
+    {"push": Push.epilogue, "num_chunks": 4, "roles": Roles.switch},
+    {"push": Push.epilogue, "num_chunks": 2, "walk": Walk.chunk, "num_ranks": 4},
 ]
 
 

@@ -61,6 +61,7 @@ def _send_faults(spans, stamped):
     if stamped.homewards:
         rows = sum(sent.values())
         pieces = len({*stamped.sending.chunk.tolist()})
+        # Pieces that are sent home as they are made are told of as tiles.
         held = stamped.plan.layout.num_rows * pieces
         return [f"{rows} pieces go home of {held}"] * (rows != held)
     expected = dict(enumerate(stamped.plan.tickets.num_rows.tolist()))

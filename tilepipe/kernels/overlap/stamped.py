@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from tilepipe.config.choices import Push
 from tilepipe.fabric.table import Slot, Word
 from tilepipe.kernels.group import DeviceGroup
 from tilepipe.kernels.overlap.home import HomePlan
@@ -57,7 +58,9 @@ def known_of(group: DeviceGroup, bound: BoundLaunch, rank: int) -> Stamped:
     if not isinstance(fused, HomePlan):
         num_first = int(words[int(Word.num_first)]) if fused.opens else 0
         return stamped(sending=dispatched(plan), num_first=num_first)
-    units = group.tensor(rank, Slot.push_units)[: int(words[int(Word.num_units)])]
+    # Who sends a tile home as it is made tells of the tile alone.
+    num_units = 0 if fused.push is Push.epilogue else int(words[int(Word.num_units)])
+    units = group.tensor(rank, Slot.push_units)[:num_units]
     sending = returned(
         *(plan, group.settings, units.cpu().numpy()),
         num_groups=fused.num_groups,
