@@ -7,7 +7,7 @@ and constants; whatever differs from launch to launch lies behind an address, so
 graph replays with other routing.
 """
 
-from enum import IntEnum, auto
+from enum import IntEnum, auto, unique
 
 __all__ = ["NUM_SLOTS", "NUM_WORDS", "RECORD_FIELDS", "Role", "Slot", "Stamp", "Word"]
 
@@ -70,6 +70,7 @@ class Slot(_FromZero):
 NUM_SLOTS = len(Slot)
 
 
+@unique
 class Word(IntEnum):
     """Words of a rank's block. Each queue has a line of 128 bytes to itself."""
 
@@ -93,7 +94,7 @@ class Word(IntEnum):
     num_units = 18  # pieces of tiles that go home one by one
     max_parts = 19  # room for token counters, of all parts
     num_first_tiles = 16  # M tiles that the first tiles of this rank's GEMM are of
-    num_second_tiles = 19  # cluster tiles of a layer's second GEMM
+    num_second_tiles = 20  # cluster tiles of a layer's second GEMM
     send_queue = 32  # rows claimed so far
     push_queue = 64
     reduce_queue = 96  # units claimed so far
@@ -123,6 +124,7 @@ class Stamp(_FromZero):
 RECORD_FIELDS = ("raised", "role", "item", "expert", "epoch", "expected", "seen", "time_ns")
 
 
+@unique
 class Role(IntEnum):
     """Who waited."""
 

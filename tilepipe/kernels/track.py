@@ -13,7 +13,7 @@ steps, and no time leaves the step that was read, whatever the SM's clock has do
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, unique
 from typing import NamedTuple
 
 import numpy as np
@@ -47,6 +47,7 @@ NO_ITEM = (1 << ITEM_BITS) - 1
 _HALF = 1 << 31
 
 
+@unique
 class Event(IntEnum):
     """What a warp has done when it makes a record."""
 

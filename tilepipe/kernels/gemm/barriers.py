@@ -4,7 +4,7 @@ Knows nothing of tiles and sums. Barriers here order shared memory; words in glo
 business of semaphore.py.
 """
 
-from enum import IntEnum
+from enum import IntEnum, unique
 
 import cutlass
 import cutlass.cute as cute
@@ -32,6 +32,7 @@ _TRIES_PER_LOOK = 64
 _LIMIT_FACTOR = 4
 
 
+@unique
 class Item(IntEnum):
     """Barriers that a record of the watchdog names."""
 
@@ -41,6 +42,7 @@ class Item(IntEnum):
     taken = 4  # scheduler: the record of the tile before last has been read
 
 
+@unique
 class Named(IntEnum):
     """Numbers of the hardware's barriers of a CTA; 0 is that of all threads."""
 

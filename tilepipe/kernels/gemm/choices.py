@@ -3,7 +3,7 @@
 Knows nothing of CuTe, torch and sizes.
 """
 
-from enum import Enum, IntEnum
+from enum import Enum, IntEnum, unique
 
 __all__ = ["Clip", "Consumers", "DescriptorSlot", "Epilogue", "Major"]
 
@@ -45,6 +45,7 @@ class Clip(Enum):
     ragged = "ragged"  # one descriptor with an extra dimension and a base shifted by one block
 
 
+@unique
 class DescriptorSlot(IntEnum):
     """Descriptors of 128 bytes that every CTA keeps in the workspace with Clip.per_group.
 
