@@ -3,6 +3,8 @@
 Knows nothing of what an operation does; see `CudaTrial` for what it must offer.
 """
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Protocol
 
@@ -61,11 +63,12 @@ class CudaTrial(Gated, Protocol):
 
 
 def measure(trial: Gated) -> tuple[RankRecord, ...]:
-    """Compare poisoned outputs, time, and compare what the last timed launches left.
+    """Compare poisoned outputs, time, and compare what one more timed launch of each leaves.
 
-    With a failed gate on any rank no rank takes a sample. Ranks of one process share a launch, so
-    they share its samples. A timeline comes last, so that no stamp lies in a timed launch; what the
-    stamped launch leaves is compared too.
+    One more, since contenders share outputs: whose launch was the last of all depends on how often
+    their order was rotated. With a failed gate on any rank no rank takes a sample. Ranks of one
+    process share a launch, so they share its samples. A timeline comes last, so that no stamp lies
+    in a timed launch; what the stamped launch leaves is compared too.
     """
     session, heap = trial.session, trial.session.group.heap
     verdicts: dict[int, list[Verdict]] = {rank: [] for rank in session.ranks}
@@ -81,14 +84,14 @@ def measure(trial: Gated) -> tuple[RankRecord, ...]:
     clocks: Clocks | None = None
     recorded = Recorded(spans={}, counts={})
     if heap.all_agree(all(verdict.passed for found in verdicts.values() for verdict in found)):
-        samples, clocks, last_launch = _time(trial)
-        for contender in trial.checked:
+        samples, clocks, num_timed = _time(trial)
+        for launch, contender in enumerate(trial.checked, start=num_timed):
+            _launch_timed(trial, contender, launch)
             for rank in session.ranks:
-                launch = last_launch[contender]
-                verdicts[rank] += trial.check(contender, rank, launch, "after")
+                verdicts[rank] += trial.check(contender, rank, _payload(trial, launch), "after")
         if session.config.measure.timeline and session.config.launch.wrap is None:
             assert isinstance(trial, Recordable), "an operation whose kernels leave no stamps"
-            launch = 1 + max(last_launch.values())
+            launch = _payload(trial, num_timed + len(trial.checked))
             recorded = record(trial, launch)
             for rank in session.ranks:
                 verdicts[rank] += trial.check("fused", rank, launch, "after")
@@ -105,19 +108,35 @@ def measure(trial: Gated) -> tuple[RankRecord, ...]:
     )
 
 
-def _time(trial: Gated) -> tuple[tuple[Sample, ...], Clocks | None, dict[str, int]]:
+def _payload(trial: Gated, number: int) -> int:
+    """What the inputs of a timed launch are made from; the launches of the gate come before."""
+    return GATE_LAUNCH + len(trial.checked) + number
+
+
+def _launch_timed(
+    trial: Gated,
+    contender: str,
+    number: int,
+    within: Callable[[str], AbstractContextManager[object]] = nullcontext,
+) -> Components:
+    trial.session.group.refresh_plan()
+    trial.prepare(contender, _payload(trial, number))
+    trial.session.group.heap.barrier()
+    with within(contender):
+        return trial.time(contender)
+
+
+def _time(trial: Gated) -> tuple[tuple[Sample, ...], Clocks | None, int]:
+    """Samples, clocks beside them, and how many launches there were, warm-ups among them."""
     session, settings = trial.session, trial.session.config.measure
     heap = session.group.heap
-    last_launch: dict[str, int] = {}
     annotate = ranges(wanted=session.config.launch.wrap is not None)
+    num_timed = 0
 
     def timed(contender: str, number: int) -> Components:
-        last_launch[contender] = launch = GATE_LAUNCH + len(trial.checked) + number
-        session.group.refresh_plan()
-        trial.prepare(contender, launch)
-        heap.barrier()
-        with annotate(contender):
-            return trial.time(contender)
+        nonlocal num_timed
+        num_timed = number + 1
+        return _launch_timed(trial, contender, number, within=annotate)
 
     watch: ClockWatch = session.clock_watch()
     with watch:
@@ -130,4 +149,4 @@ def _time(trial: Gated) -> tuple[tuple[Sample, ...], Clocks | None, dict[str, in
             interval=settings.interval,
             agree=heap.all_agree,
         )
-    return samples, watch.clocks, last_launch
+    return samples, watch.clocks, num_timed
