@@ -230,7 +230,7 @@ def test_experiments_of_the_user_are_found_in_a_config_dir(command, tmp_path):
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ("tilepipe +experiment=dispatch_gemm_o", ["+experiment=dispatch_gemm_order"]),
+        ("tilepipe +experiment=dispatch_gemm_order_", ["+experiment=dispatch_gemm_order_paced"]),
         ("tilepipe kernel=gr", ["kernel=grouped_gemm"]),
         ("tilepipe workload=deepseek_v3_s", ["workload=deepseek_v3_small"]),
     ],

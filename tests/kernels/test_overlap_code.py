@@ -13,7 +13,7 @@ from tests.kernels.test_gemm_code import LAUNCH_REGISTERS
 from tilepipe.config.choices import Copy, Granularity, Layout, Roles, StoreMode
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.gemm.plan import GemmProblem, GemmTuning, plan_gemm
-from tilepipe.kernels.overlap.plan import OverlapPlan
+from tilepipe.kernels.overlap.plan import OverlapPlan, gemm_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -57,17 +57,23 @@ def compiled(request):
     problem = GemmProblem(
         n=N, k=HIDDEN, num_experts=32, layout=layout, group_align=128, wait=granularity
     )
+    constants = Constants(
+        num_ranks=num_ranks,
+        num_experts_per_rank=32,
+        num_topk=8,
+        row_bytes=2 * HIDDEN,
+        granularity=granularity,
+        copy=copy,
+        num_warps=4 if copy is Copy.tma else 12,
+    )
     plan = make_plan(
-        plan_gemm(problem, tuning, num_gemm_ctas=tuning.cluster_m, num_sms=132),
-        Constants(
-            num_ranks=num_ranks,
-            num_experts_per_rank=32,
-            num_topk=8,
-            row_bytes=2 * HIDDEN,
-            granularity=granularity,
-            copy=copy,
-            num_warps=4 if copy is Copy.tma else 12,
+        plan_gemm(
+            *(problem, tuning),
+            num_gemm_ctas=tuning.cluster_m,
+            num_sms=132,
+            smem_bytes=gemm_bytes(constants),
         ),
+        constants,
         roles=roles,
         opens=request.param != "tma",
         gates=request.param != "tma",

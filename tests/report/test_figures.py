@@ -608,9 +608,13 @@ def test_a_timeline_of_an_older_point_is_not_shown_for_the_one_that_replaced_it(
 def test_the_lower_bound_is_that_of_the_efficiency_where_sms_are_given_away():
     point = {
         name: {"work_ns": ns}
-        for name, ns in {"gemm_all": 100, "gemm_split": 120, "push": 90, "reduce": 7}.items()
+        for name, ns in {"gemm_all": 100, "gemm_split": 120, "push": 90, "reduce": 8}.items()
     }
+    point["fused"] = {"work_ns": 140}
 
-    assert bound_ns(point, "gemm_combine") == 127
+    assert bound_ns(point, "gemm_combine") == 128
+    sent = {"push": "epilogue", "walk": "chunk", "num_chunks": 4, "hidden": 7168, "tile_n": 256}
+    # Of four chunks three are reduced while tiles are multiplied.
+    assert bound_ns({**point, "fused": {**sent, **point["fused"]}}, "gemm_combine") == 122
     del point["gemm_split"]  # the host gives none away
-    assert bound_ns(point, "gemm_combine") == 107
+    assert bound_ns(point, "gemm_combine") == 108
