@@ -7,6 +7,7 @@ Knows nothing of torch, kernels or how a point runs.
 
 import io
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -127,4 +128,7 @@ def _announcement(points: list[Point]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    # All is written and said: Ctrl-C while Python puts itself away would only leave a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(code)

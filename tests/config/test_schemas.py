@@ -163,11 +163,12 @@ REFUSED = [
     ),
     (
         "kernel=gemm_combine kernel.num_chunks=0",
-        "kernel.num_chunks=0: 64 columns are 1 tiles of 256; choose 1..1, or null",
+        "kernel.num_chunks=0: workload.hidden=64 in tiles of 256 columns has 1; choose 1, or null",
     ),
     (
         "hardware=h200_x1 kernel=gemm_combine workload=deepseek_v3_ep8_rank kernel.num_chunks=29",
-        "kernel.num_chunks=29: 7168 columns are 28 tiles of 256; choose 1..28, or null",
+        "kernel.num_chunks=29: workload.hidden=7168 in tiles of 256 columns has 28; choose 1..28, "
+        "or null",
     ),
     (
         "hardware=h200_x1 kernel=gemm_combine kernel.push=epilogue kernel.granularity=expert",

@@ -1,5 +1,6 @@
 """Codes that are kept on disk: found by all that decides them, whole or not at all."""
 
+import os
 from dataclasses import dataclass
 
 import pytest
@@ -131,6 +132,29 @@ def test_a_damaged_code_is_compiled_anew_and_replaced(compiler, tmp_path, part, 
         else:
             file.write_bytes(file.read_bytes()[:-1])
         compiler.function()(Asked(1))
+        compiler.function()(Asked(1))
+
+    assert len(compiler.asked) == 2
+
+
+def test_a_pipe_in_place_of_a_code_is_nothing_to_wait_for(compiler, tmp_path):
+    with kept.codes_kept(tmp_path):
+        compiler.function()(Asked(1))
+        (place,) = tmp_path.iterdir()
+        (place / "code.o").unlink()
+        os.mkfifo(place / "code.o")
+        compiler.function()(Asked(1))
+
+    assert len(compiler.asked) == 2
+
+
+def test_what_no_library_loads_is_compiled_anew_though_its_digest_is_right(compiler, tmp_path):
+    with kept.codes_kept(tmp_path):
+        compiler.function()(Asked(1))
+        (place,) = tmp_path.iterdir()
+        (place / "code.o").write_bytes(b"no object")
+        parts = [(place / name).read_bytes() for name in ("code.o", "code.ptx", "code.cubin")]
+        (place / "digest").write_text(kept._digest(*parts), encoding="ascii")
         compiler.function()(Asked(1))
 
     assert len(compiler.asked) == 2

@@ -123,6 +123,12 @@ def meets(job: Job) -> Records:
     return at_job_boundary(job, body)
 
 
+def is_killed_by_nine_tokens(container):
+    if container["workload"]["num_tokens"] == 9:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return container["workload"]["num_tokens"] << 20
+
+
 def describes_its_experts(config: dict) -> int:
     """In place of worker.describe, in a process of its own."""
     return config["workload"]["num_experts"] << 20

@@ -198,6 +198,23 @@ def test_a_dry_run_says_what_would_be_skipped_and_the_memory_it_would_need(
     assert " 8.0 " in out
 
 
+def test_a_dry_run_outlives_the_process_that_memory_did_not_suffice_for(
+    point, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(dry, "describe", entries.is_killed_by_nine_tokens)
+    screen_width(monkeypatch, 400)
+    words = [*TINY, "dry_run=true"]
+
+    code = run_points(
+        [point(*words, f"workload.num_tokens={count}") for count in (9, 8)], results_dir=tmp_path
+    )
+
+    out = capsys.readouterr().out
+    assert code == 1
+    assert "workload.num_tokens=9, workload.num_experts=8: their routing does not fit into" in out
+    assert " 8.0 " in out
+
+
 def test_a_dry_run_with_a_wrong_value_says_it_and_fails(point, tmp_path, capsys):
     code = run_points([point(*TINY, "dry_run=true", "workload.num_topk=99")], results_dir=tmp_path)
 

@@ -14,7 +14,8 @@ def check_chunks(config: Config, kernel: HomeKernel) -> None:
     """Pieces in which rows are made and go home."""
     hidden, chunks = config.workload.hidden, kernel.num_chunks
     tiles = -(-hidden // kernel.tile_n)
-    allowed = f"{hidden} columns are {tiles} tiles of {kernel.tile_n}; choose 1..{tiles}, or null"
+    cut = f"workload.hidden={hidden} in tiles of {kernel.tile_n} columns has {tiles}"
+    allowed = f"{cut}; choose 1..{tiles}, or null" if tiles > 1 else f"{cut}; choose 1, or null"
     require(chunks is None or 1 <= chunks <= tiles, "kernel.num_chunks", chunks, allowed)
     for key, value, one_by_one in (
         ("push", kernel.push, kernel.push is Push.epilogue),

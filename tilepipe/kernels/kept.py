@@ -79,6 +79,9 @@ def kept(compiled: Callable[..., Code]) -> Callable[..., Code]:
 def load_code(place: Path) -> Code | None:
     """What `store_code` has left at a place; None where nothing lies, or something damaged."""
     try:
+        names = (_OBJECT, _PTX, _CUBIN, _DIGEST)
+        if not all((place / name).is_file() for name in names):  # a pipe would never end
+            return None
         parts = {name: (place / name).read_bytes() for name in (_OBJECT, _PTX, _CUBIN)}
         if (place / _DIGEST).read_text(encoding="ascii") != _digest(*parts.values()):
             return None
@@ -90,7 +93,7 @@ def load_code(place: Path) -> Code | None:
     _load_runtime()
     try:
         function = cute.runtime.load_module(str(place / _OBJECT))[_PREFIX]
-    except DSLRuntimeError:  # whole, and yet not what this library loads
+    except (DSLRuntimeError, RuntimeError):  # whole, and yet not what this library loads
         return None
     return Code(function=function, ptx=parts[_PTX].decode(), cubin=parts[_CUBIN])
 
@@ -117,7 +120,7 @@ def store_code(place: Path, code: Code) -> None:
             (made / _DIGEST).write_text(_digest(*parts), encoding="ascii")
             _move(made, place)
         _drop_oldest(place.parent)
-    except (OSError, DSLRuntimeError) as error:
+    except (OSError, DSLRuntimeError, RuntimeError) as error:
         logging.getLogger(__name__).info("%s: code is not kept: %s", place, error)
 
 

@@ -6,7 +6,10 @@ Knows nothing of how points run.
 import multiprocessing
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -30,21 +33,21 @@ def dry_table(
     for heading in ("#", "point", "what would happen", "ranks", "MiB a rank"):
         table.add_column(heading, justify="right" if heading in ("#", "ranks") else "left")
     wrong = []
-    # A process of its own: only there may an experiment be imported.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
+    with ExitStack() as stack:
+        sizes = _Sizes(stack)
         for number, point in enumerate(points, start=1):
             size, fault = "-", refusal(point)
             if not fault:
                 try:
-                    size = f"{pool.submit(describe, point.config).result() / 2**20:.1f}"
+                    size = f"{sizes.of(point.config) / 2**20:.1f}"
                 except (ValueError, OSError) as error:
                     fault = str(error)
                 except MemoryError:
-                    tokens = point.config["workload"]["num_tokens"]
+                    workload = point.config["workload"]
+                    tokens, experts = workload["num_tokens"], workload["num_experts"]
                     fault = (
-                        f"workload.num_tokens={tokens}: its routing does not fit into this "
-                        "machine's memory; lower it"
+                        f"workload.num_tokens={tokens}, workload.num_experts={experts}: their "
+                        "routing does not fit into this machine's memory; lower one of them"
                     )
             happens = fault or _happens(point, results_dir, resume)
             wrong += [fault] if fault else []
@@ -52,6 +55,26 @@ def dry_table(
             # Text: brackets of a list are no markup.
             table.add_row(str(number), Text(told(point)), Text(happens), ranks, size)
     return table, wrong
+
+
+class _Sizes:
+    """Bytes that points reserve, found out in a process: only there an experiment is imported."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._start()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pool = self._stack.enter_context(ProcessPoolExecutor(1, mp_context=context))
+
+    def of(self, container: dict[str, Any]) -> int:
+        """As `describe`; MemoryError too where the process was killed, and the next has another."""
+        try:
+            return self._pool.submit(describe, container).result()
+        except BrokenProcessPool as error:
+            self._start()
+            raise MemoryError("the process was killed") from error
 
 
 def _happens(point: Point, results_dir: Path, resume: Resume) -> str:
