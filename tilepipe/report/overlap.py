@@ -35,13 +35,13 @@ LAYER = "moe_layer"
 _PARTS = ("dispatch_gemm", "swiglu", "gemm_combine")
 _BOUND = {
     "dispatch_gemm": "lower bound max(GEMM, dispatch)",
-    "gemm_combine": "lower bound max(GEMM, push) + reduce",
+    "gemm_combine": "lower bound max(GEMM, push) + what of reduce none can hide",
     LAYER: "its parts: dispatch → GEMM, SwiGLU, GEMM → combine",
 }
 _BOUND_NOTE = "The lower bound is made of medians of the parts alone, so it has no interval"
 _EFFICIENCY_NOTE = (
     " efficiency: lower bound over fused; ~: by the intervals of the times it may be 1; !: it is "
-    "above 1, so the parts were slower alone than in the launch."
+    "above 1, so the parts were slower alone, or CTAs that communicate joined the GEMM."
 )
 _PARTS_NOTE = "Parts are medians of launches of their own, added up, so they have no interval"
 _BEST_NOTE = "Of several CTA counts the one with the lowest fused time is shown"
