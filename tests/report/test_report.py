@@ -162,9 +162,9 @@ def test_the_published_results_make_a_report_by_themselves(tmp_path, capsys):
     code = main([str(PUBLISHED), f"out={tmp_path / 'report'}"])
 
     assert code == 0
-    assert "61 points, 7 figures, 2 warnings" in capsys.readouterr().out
+    assert "64 points, 9 figures, 2 warnings" in capsys.readouterr().out
     text = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
-    assert "NVIDIA H200; 2026-11-29; commit b0bcae5d with uncommitted changes" in text
+    assert "commit 5954df2d with uncommitted changes, commit b0bcae5d with uncommitted" in text
     # As results/README.md has them, in GB/s of payload.
     assert "| 4096 | tma | 48 | 235 (233 to 235) | 2\u202f001 | 4\u202f001 | 0.834 | 41.7 |" in text
 
