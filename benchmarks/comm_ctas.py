@@ -164,8 +164,12 @@ class Bench:
             "kernel.num_comm_ctas=2",
         )
         self.homeward = operation is Operation.gemm_combine
-        hidden = {"home_hidden" if self.homeward else "dispatch_hidden": config.workload.hidden}
-        self.session = stack.enter_context(opened_session(config, Memory(**hidden)))
+        hidden = config.workload.hidden
+        # Only a heap with spare buffers has room for units that go home as tiles are stored.
+        memory = Memory(dispatch_hidden=hidden)
+        if self.homeward:
+            memory = Memory(home_hidden=hidden, spare=True)
+        self.session = stack.enter_context(opened_session(config, memory))
         group, device = self.session.group, self.session.device
         if self.homeward:
             self.session.exchange_homes()
