@@ -293,4 +293,4 @@ def test_torchs_layer_passes_beside_with_the_same_weights(trial):
     assert not beside.check("torch_layer", 0, LAUNCH + 1, "before")[0].passed
     x = torch.zeros(32, 64, dtype=torch.bfloat16)
     fill_rows(x, LAUNCH, 1, torch.arange(32))
-    assert torch.equal(beside._x[32:], x)
+    assert torch.equal(beside._inputs[32:], x)

@@ -15,6 +15,7 @@ and what the fullest link would take, bytes over rate. Rows of such points are m
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
@@ -27,7 +28,7 @@ from tilepipe.baselines.collective import Collective, joined
 from tilepipe.baselines.layer import TorchLayer
 from tilepipe.config.choices import Baseline, Layout, Operation
 from tilepipe.experiments.cuda.heap import watchdog_s
-from tilepipe.experiments.cuda.layer import expert_weights
+from tilepipe.experiments.cuda.layer import own_weights
 from tilepipe.experiments.cuda.payload import fill_rows
 from tilepipe.experiments.cuda.recording import Recordable
 from tilepipe.experiments.cuda.session import CudaSession
@@ -38,9 +39,12 @@ from tilepipe.measure.device import Part
 from tilepipe.measure.gate import BF16_POISON
 from tilepipe.records import Verdict
 from tilepipe.schedule.layout import count_rows, make_layout
-from tilepipe.workload.shapes import gemm_shape, logical_bytes, row_bytes, wire_bytes
+from tilepipe.workload.shapes import gemm_shapes, logical_bytes, row_bytes, wire_bytes
 
-__all__ = ["BesideTorch", "linked_bytes", "with_baselines"]
+__all__ = ["BesideTorch", "with_baselines"]
+
+# Steps that a link does where each rank has a GPU of its own: rows out, and rows home.
+_BY_LINK = ("moved", "returned")
 
 
 @contextmanager
@@ -94,10 +98,15 @@ class BesideTorch:
         # Where the tokens, and the received rows, of each own rank lie among those of all.
         self._tokens = _slices({rank: len(routing.topk_idx[rank]) for rank in ranks})
         self._rows = _slices({rank: layout.num_rows for rank, layout in self._layouts.items()})
-        self._reserve(_weights(self.session), collective)
+        self._reserve(collective)
         self._make_route()
 
-    def _reserve(self, weights: torch.Tensor | None, collective: Collective | None) -> None:
+    def _weights(self) -> torch.Tensor | None:  # (experts here, n, k) bf16
+        """Weights of the experts of all own ranks; None where nothing is multiplied."""
+        shapes = gemm_shapes(self.session.config.workload, self._operation)
+        return own_weights(self.session, shapes[0]) if shapes else None
+
+    def _reserve(self, collective: Collective | None) -> None:
         """Inputs, outputs and what lies between them, of all own ranks."""
         session, workload = self.session, self.session.config.workload
         routing, ranks, device = session.routing, session.ranks, session.device
@@ -113,20 +122,21 @@ class BesideTorch:
             num_received=num_received,
             hidden=workload.hidden,
             device=device,
-            weights=weights,
+            weights=self._weights(),
             collective=collective,
         )
         shape = len(ids) if self._sends else num_received, workload.hidden
         if self._operation is Operation.gemm_combine:
             shape = num_received, workload.intermediate
         self._inputs = torch.zeros(shape, dtype=torch.bfloat16, device=device)
-        num_n = 0 if weights is None else weights.shape[1]
+        shapes = gemm_shapes(workload, self._operation)
+        num_n = shapes[-1].n if shapes else 0
         self._product = torch.zeros(num_received, num_n, dtype=torch.bfloat16, device=device)
 
     @property
     def _sends(self) -> bool:
         """Whether a launch begins with tokens, and so with a route; else with received rows."""
-        return self._operation in (Operation.dispatch, Operation.dispatch_gemm)
+        return self._operation not in (Operation.combine, Operation.gemm_combine)
 
     @property
     def contenders(self) -> tuple[str, ...]:
@@ -171,13 +181,11 @@ class BesideTorch:
     def time(self, contender: str) -> Components:
         if contender != self._name:
             return self._trial.time(contender)
-        plan, pace_gbps = (
-            self._make_route if self._sends else None,
-            self.session.config.launch.pace_gbps,
-        )
+        plan = self._make_route if self._sends else None
+        pace_gbps = self.session.config.launch.pace_gbps
         if pace_gbps is None:
             return self.session.time_apart(plan, [("stage", self._work)])
-        least_ns = {"moved": round(linked_bytes(self.session) / pace_gbps)}
+        least_ns = dict.fromkeys(_BY_LINK, round(self._linked_bytes / pace_gbps))
         return self.session.time_apart(plan, self._steps(), least_ns)
 
     def check(self, contender: str, rank: int, launch: int, stage: str) -> list[Verdict]:
@@ -238,23 +246,13 @@ class BesideTorch:
             case _:
                 return moved
 
-
-def linked_bytes(session: CudaSession) -> int:
-    """What crosses the fullest link one way; of one rank alone, all its rows."""
-    routing, workload = session.routing, session.config.workload
-    count = wire_bytes if len(routing.topk_idx) > 1 else logical_bytes
-    traffic = count(routing, row_bytes=row_bytes(workload))
-    return max(*traffic.sent_bytes, *traffic.received_bytes)
-
-
-def _weights(session: CudaSession) -> torch.Tensor | None:  # (experts here, n, k) bf16
-    """Weights of the experts of all own ranks; None where nothing is multiplied."""
-    shape = gemm_shape(session.config.workload, session.config.operation)
-    if shape is None:
-        return None
-    on_rank = session.placed.placement.experts_on
-    experts = [expert for rank in session.ranks for expert in on_rank(rank).tolist()]
-    return expert_weights(experts, shape.n, shape.k, session.device)
+    @cached_property
+    def _linked_bytes(self) -> int:
+        """What crosses the fullest link one way; of one rank alone, all its rows."""
+        routing, workload = self.session.routing, self.session.config.workload
+        count = wire_bytes if len(routing.topk_idx) > 1 else logical_bytes
+        traffic = count(routing, row_bytes=row_bytes(workload))
+        return max(*traffic.sent_bytes, *traffic.received_bytes)
 
 
 def _slices(counts: dict[int, int]) -> dict[int, slice]:

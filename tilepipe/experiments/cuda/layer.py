@@ -12,9 +12,9 @@ from tilepipe.experiments.cuda.session import CudaSession
 from tilepipe.kernels.gemm.defaults import tuning_of_tile
 from tilepipe.kernels.overlap.group import Layer
 from tilepipe.workload.payload import WEIGHTS_LAUNCH, weight_scale
-from tilepipe.workload.shapes import gemm_shapes
+from tilepipe.workload.shapes import GemmShape, gemm_shapes
 
-__all__ = ["expert_weights", "layers_of"]
+__all__ = ["expert_weights", "layers_of", "own_weights"]
 
 
 def expert_weights(
@@ -29,19 +29,24 @@ def expert_weights(
     return weights
 
 
+def own_weights(session: CudaSession, shape: GemmShape) -> torch.Tensor:  # (experts, n, k) bf16
+    """Weights of the experts of all ranks of this process."""
+    on_rank = session.placed.placement.experts_on
+    experts = [expert for rank in session.ranks for expert in on_rank(rank).tolist()]
+    return expert_weights(experts, shape.n, shape.k, session.device)
+
+
 def layers_of(session: CudaSession) -> tuple[Layer, ...]:
     """Weights of the experts of all ranks of this process, tiles as the configuration has them.
 
     One for each GEMM of the operation.
     """
     config, device = session.config, session.device
-    placement = session.placed.placement
-    experts = [expert for rank in session.ranks for expert in placement.experts_on(rank).tolist()]
     tuning = tuning_of_tile(config.kernel.tile_m, config.kernel.tile_n)
     num_sms = torch.cuda.get_device_properties(device).multi_processor_count
     return tuple(
         Layer(
-            expert_weights(experts, shape.n, shape.k, device),
+            own_weights(session, shape),
             tuning,
             num_sms,
             is_second=number > 0,
