@@ -39,7 +39,10 @@ WAYS: dict[str, tuple[Push, Walk, int]] = {
     "epilogue_chunk_14": (Push.epilogue, Walk.chunk, 14),
 }
 # What `upload_home` and the plan of a group write, and differs from way to way.
-_SLOTS = (Slot.gemm_tiles, Slot.push_units, Slot.token_expected, Slot.rank_expected)
+_SLOTS = (
+    *(Slot.gemm_tiles, Slot.push_units, Slot.reduce_order),
+    *(Slot.token_expected, Slot.rank_expected),
+)
 _WORDS = (Word.num_gemm_tiles, Word.num_units, Word.max_stored, Word.max_tokens, Word.max_parts)
 
 
