@@ -2,12 +2,13 @@
 
     python -m torch.distributed.run --nproc-per-node 2 -m benchmarks.home_links FOLDER
 
-One process a GPU, workload deepseek_v3, 4096 tokens a rank, K 2048, N 7168, rows sent home by the
-epilogue, roles=switch. All contenders have run interleaved; every code is compared with the FP32
-oracle before it is timed. FOLDER gets home_links.csv: times of the slowest rank, their ratio to the
-GEMM alone, and of fused launches the bound, GEMM on the SMs left and the reduction of the last
-part, and its share of the launch. `sequential` is the sum of the parts, each on all SMs;
-`best_of_both` the least that any split lets GEMM and pushes take side by side.
+One process a GPU, workload deepseek_v3 (on one GPU deepseek_v3_ep8_rank), 4096 tokens a rank,
+K 2048, N 7168, rows sent home by the epilogue, roles=switch; further words override keys, as
+kernel.tile_n=128. All contenders have run interleaved; every code is compared with the FP32 oracle
+before it is timed. FOLDER gets home_links.csv: times of the slowest rank, their ratio to the GEMM
+alone, and of fused launches the bound, GEMM on the SMs left and the reduction of the last part, and
+its share of the launch. `sequential` is the sum of the parts, each on all SMs; `best_of_both` the
+least that any split lets GEMM and pushes take side by side.
 """
 
 import argparse
@@ -49,12 +50,13 @@ BY_NUMBER = (8, 12)
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
+    parser.add_argument("words", nargs="*")
     parser.add_argument("--iters", type=int, default=16)
     chosen = parser.parse_args()
     chosen.folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         stack.enter_context(codes_kept(chosen.folder / "codes"))
-        bench = LinkedBench(stack, chosen.folder)
+        bench = LinkedBench(stack, chosen.folder, *chosen.words)
         bench.run(chosen.iters)
     return 0
 
@@ -64,10 +66,10 @@ class LinkedBench(WaysBench):
 
     watchdog_s = 5.0  # a rank may load its code later than another
 
-    def __init__(self, stack: ExitStack, folder: Path) -> None:
+    def __init__(self, stack: ExitStack, folder: Path, *words: str) -> None:
         # Room for the most counters that a way has.
-        words = ("kernel=gemm_combine", "workload.num_tokens=4096", "kernel.num_chunks=14")
-        super().__init__(stack, group_config(int(os.environ["WORLD_SIZE"]), *words))
+        own = ("kernel=gemm_combine", "workload.num_tokens=4096", "kernel.num_chunks=14")
+        super().__init__(stack, group_config(int(os.environ["WORLD_SIZE"]), *own, *words))
         self.folder = folder
         self.knobs = replace(KNOBS[Copy.simt], num_ctas=8)
         self.plain = self.group_by(self.knobs, Walk.expert, 4)
@@ -168,7 +170,7 @@ class LinkedBench(WaysBench):
             if count < whole
         )
         told = (("sequential", sequential), ("best_of_both", at_once))
-        lines += [["", name, round(value / 1e3, 1), *[""] * 7] for name, value in told]
+        lines += [["", name, round(value / 1e3, 1), *[""] * 8] for name, value in told]
         with (self.folder / "home_links.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow((*COLUMNS[1:], "bound_us", "efficiency"))

@@ -19,10 +19,12 @@ __all__ = ["append_lines", "group_config", "slowest_times"]
 
 
 def group_config(num_ranks: int, *words: str) -> Config:
-    """A point of workload deepseek_v3, a rank on each of so many H200."""
+    """A point of workload deepseek_v3, a rank on each of so many H200; a lone one is a rank of
+    eight."""
     register()
     with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-        own = [f"hardware=h200_x{num_ranks}", "workload=deepseek_v3"]
+        workload = "deepseek_v3" if num_ranks > 1 else "deepseek_v3_ep8_rank"
+        own = [f"hardware=h200_x{num_ranks}", f"workload={workload}"]
         composed = compose("config", [*own, *words])
     container = OmegaConf.to_container(composed, resolve=True, enum_to_str=True)
     assert isinstance(container, dict)
