@@ -99,7 +99,7 @@ _FAIR = {
 }
 _FENCES = {
     f"simt_24_batch_{batch}": replace(SIMT, num_ctas=24, flag_batch=batch)
-    for batch in (1, 2, 8, 16)
+    for batch in (1, 2, 4, 8, 16)
 }
 _DEPTHS = {
     "simt_24_8x14": replace(SIMT, num_ctas=24, num_warps=8),
