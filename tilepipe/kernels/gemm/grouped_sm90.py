@@ -219,8 +219,7 @@ def _hand_out(place: cutlass.Constexpr, shared: cutlass.Constexpr, num_clusters:
         if more:
             at = ticket // plan.num_n_tiles * RECORD_WORDS
             there = place_of_ticket(
-                ticket,
-                tiles[at + int(TileWord.group_place)],
+                *(ticket, tiles[at + int(TileWord.group_place)]),
                 tiles[at + int(TileWord.group_size)],
                 num_n_tiles=plan.num_n_tiles,
                 num_chunks=plan.num_chunks,
