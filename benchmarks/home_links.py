@@ -34,16 +34,9 @@ from tilepipe.kernels.overlap.home_group import fused_home_launch, gemm_home_lau
 from tilepipe.measure.contenders import run_interleaved
 from tilepipe.measure.stats import integer_median
 
-# Chunks, and how many of them are taken at once to begin with -> CTAs that only reduce until the
-# others join them.
-FUSED = {
-    (4, 1): (8, 6, 10, 4, 12, 16),
-    (4, 2): (8, 6, 10, 12, 16),
-    (4, 3): (8, 12, 16),
-    (2, 1): (8, 6, 10, 12),
-    (7, 5): (12,),
-}
-# The first with tokens in the order of their numbers.
+# Chunks -> CTAs that only reduce until the others join them.
+FUSED = {4: (8, 4, 6, 10, 12, 16), 2: (8, 6, 12), 7: (8,)}
+# Of four chunks, with tokens in the order of their numbers.
 BY_NUMBER = (8, 12)
 
 
@@ -102,7 +95,7 @@ class LinkedBench(WaysBench):
     def _compile(self) -> None:
         """Compile all that takes long, each code on one rank; the others find it kept."""
         jobs: list[Callable[[], object]] = [
-            *(partial(self._fused, *steps, counts[0]) for steps, counts in FUSED.items()),
+            *(partial(self._fused, chunks, counts[0]) for chunks, counts in FUSED.items()),
             partial(
                 gemm_home_launch, self.plain, self.layer, self.a, num_gemm_ctas=self.layer.num_sms
             ),
@@ -128,19 +121,17 @@ class LinkedBench(WaysBench):
 
     def _launches(self) -> Iterator[tuple[str, Way]]:
         """Fused launches, those of one code one after the other."""
-        for (chunks, wide), counts in FUSED.items():
+        for chunks, counts in FUSED.items():
             for count in counts:
-                yield f"chunks_{chunks}_wide_{wide}_ctas_{count}", self._fused(chunks, wide, count)
+                yield f"chunks_{chunks}_ctas_{count}", self._fused(chunks, count)
         for count in BY_NUMBER:
-            way = self._fused(4, 1, count, by_number=True)
-            yield f"chunks_4_by_number_ctas_{count}", way
+            yield f"chunks_4_by_number_ctas_{count}", self._fused(4, count, by_number=True)
 
-    def _fused(self, chunks: int, wide: int, count: int, *, by_number: bool = False) -> Way:
-        tuning = replace(self.layer.tuning, num_wide=wide)
-        layer = replace(self.layer, tuning=tuning)
+    def _fused(self, chunks: int, count: int, *, by_number: bool = False) -> Way:
         group = self.group_by(replace(self.knobs, num_ctas=count), Walk.chunk, chunks)
-        launch = fused_home_launch(group, layer, self.a, roles=Roles.switch, push=Push.epilogue)
-        way = self.way(group, Contender([launch], self.layer.num_sms - count), layer)
+        how = {"roles": Roles.switch, "push": Push.epilogue}
+        launch = fused_home_launch(group, self.layer, self.a, **how)
+        way = self.way(group, Contender([launch], self.layer.num_sms - count))
         return _by_number(way, self.rank) if by_number else way
 
     def _write(self, times: dict[str, list[int]], wrong: dict[str, str]) -> None:

@@ -25,7 +25,6 @@ from tilepipe.config.schemas import Config
 from tilepipe.fabric.table import Slot, Word
 from tilepipe.kernels.group import DeviceGroup
 from tilepipe.kernels.launcher import Knobs
-from tilepipe.kernels.overlap.group import Layer
 from tilepipe.kernels.overlap.home_group import fused_home_launch, gemm_home_launch, upload_home
 from tilepipe.measure.contenders import run_interleaved
 
@@ -78,9 +77,10 @@ class WaysBench(HomeBench):
         group.set_routing(self.session.routing)
         return group
 
-    def way(self, group: DeviceGroup, contender: Contender, layer: Layer | None = None) -> Way:
-        """Remember what the launches of a group read, as it is now."""
-        upload_home(group, layer or self.layer, num_gemm_ctas=contender.num_gemm_ctas)
+    def way(self, group: DeviceGroup, contender: Contender) -> Way:
+        """Plan the launches of a group, and remember what they read."""
+        group.set_routing(self.session.routing)  # another group may have planned since
+        upload_home(group, self.layer, num_gemm_ctas=contender.num_gemm_ctas)
         kept = {slot: group.tensor(self.rank, slot).clone() for slot in _SLOTS}
         words = {word: int(group.tensor(self.rank, Slot.words)[int(word)]) for word in _WORDS}
 

@@ -50,7 +50,7 @@ def records_of(layout, *, cluster_m=1, raster_m=8, tile_m=TILE_M, num_cut=0, wal
     )
 
 
-def handed_out(records, *, num_n_tiles, num_chunks, num_wide=1):
+def handed_out(records, *, num_n_tiles, num_chunks):
     """What the device makes of every ticket, in order."""
     places = []
     for ticket in range(len(records) * num_n_tiles):
@@ -61,7 +61,6 @@ def handed_out(records, *, num_n_tiles, num_chunks, num_wide=1):
             own[TileWord.group_size],
             num_n_tiles=num_n_tiles,
             num_chunks=num_chunks,
-            num_wide=num_wide,
         )
         places.append((there.cluster_tile, there.n_tile))
     return places
@@ -116,22 +115,21 @@ def test_every_output_tile_of_every_cluster_is_handed_out_once_chunks_back_to_ba
     num_n_tiles=st.integers(1, 6),
     data=st.data(),
 )
-def test_chunk_by_chunk_all_experts_take_the_wide_first_step_then_a_chunk_before_any_takes_the_next(
+def test_chunk_by_chunk_all_experts_take_a_chunk_before_any_takes_the_next(
     rows, cluster_m, num_n_tiles, data
 ):
     num_chunks = data.draw(st.integers(1, num_n_tiles))
-    num_wide = data.draw(st.integers(1, num_chunks))
     received, settings = layout_of(rows, num_n_tiles=num_n_tiles, num_chunks=num_chunks)
     records = records_of(received, cluster_m=cluster_m, walk=Walk.chunk)
 
-    places = handed_out(records, num_n_tiles=num_n_tiles, num_chunks=num_chunks, num_wide=num_wide)
+    places = handed_out(records, num_n_tiles=num_n_tiles, num_chunks=num_chunks)
 
     in_order = [
         (tile, n)
-        for step in [range(num_wide), *([chunk] for chunk in range(num_wide, num_chunks))]
+        for chunk in range(num_chunks)
         for tile in range(len(records))
         for n in range(num_n_tiles)
-        if settings.chunk_of_n_tile(n) in step
+        if settings.chunk_of_n_tile(n) == chunk
     ]
     assert places == in_order
 

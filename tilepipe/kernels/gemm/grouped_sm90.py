@@ -219,11 +219,11 @@ def _hand_out(place: cutlass.Constexpr, shared: cutlass.Constexpr, num_clusters:
         if more:
             at = ticket // plan.num_n_tiles * RECORD_WORDS
             there = place_of_ticket(
-                *(ticket, tiles[at + int(TileWord.group_place)]),
+                ticket,
+                tiles[at + int(TileWord.group_place)],
                 tiles[at + int(TileWord.group_size)],
                 num_n_tiles=plan.num_n_tiles,
                 num_chunks=plan.num_chunks,
-                num_wide=plan.num_wide,
             )
             own = tiles[there.cluster_tile * RECORD_WORDS + place.lane % RECORD_WORDS]
             if place.lane % RECORD_WORDS == int(TileWord.n_tile):

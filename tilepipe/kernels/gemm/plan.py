@@ -148,11 +148,6 @@ class KernelPlan:
         wanted = self.tuning.cuts_tail and by_expert
         return wanted and self.skips_blocks and halves
 
-    @property
-    def num_wide(self) -> int:
-        """Chunks that tiles take at once to begin with."""
-        return min(self.tuning.num_wide, self.num_chunks) if self.tuning.walk is Walk.chunk else 1
-
     def turn_of(self, i: int, part: int) -> int:
         """Which buffer of its warpgroup takes a part of block i.
 

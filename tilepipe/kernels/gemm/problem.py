@@ -45,7 +45,6 @@ class GemmTuning:
     consumers: Consumers = Consumers.cooperative
     raster_m: int = 8  # cluster tiles of an expert that walk along N together
     walk: Walk = Walk.expert  # chunk: those of all experts walk together, chunk after chunk
-    num_wide: int = 1  # walk=chunk: chunks that they take at once to begin with
     cuts_tail: bool = True  # hand the last tiles out in halves where that fills the SMs better
     num_stages: int | None = None  # None: as many as there is room for
     store: StoreMode = StoreMode.tma

@@ -151,7 +151,6 @@ def place_of_ticket(
     *,
     num_n_tiles: int,
     num_chunks: int,
-    num_wide: int = 1,  # chunks that a group takes at once to begin with, of each tile all of them
 ) -> TicketPlace:
     """Cluster tile and N tile of a ticket below num_cluster_tiles x num_n_tiles.
 
@@ -165,11 +164,7 @@ def place_of_ticket(
     within = ticket - first * num_n_tiles
     # Tickets of a chunk that begins at N tile s are s x size .. on: this N tile lies in the chunk.
     chunk = within // group_size * num_chunks // num_n_tiles
-    begin, end = chunk, chunk + 1
-    if num_wide > 1:
-        apart = (chunk + num_chunks - num_wide) // num_chunks  # 0 in the first, wide step, else 1
-        begin, end = begin * apart, end * apart + num_wide * (1 - apart)
-    start = (begin * num_n_tiles + num_chunks - 1) // num_chunks
-    width = (end * num_n_tiles + num_chunks - 1) // num_chunks - start
+    start = (chunk * num_n_tiles + num_chunks - 1) // num_chunks
+    width = ((chunk + 1) * num_n_tiles + num_chunks - 1) // num_chunks - start
     in_chunk = within - start * group_size
     return TicketPlace(cluster_tile=first + in_chunk // width, n_tile=start + in_chunk % width)

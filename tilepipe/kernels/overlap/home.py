@@ -186,7 +186,6 @@ def order_units(
             int(own[TileWord.group_size]),
             num_n_tiles=num_n,
             num_chunks=num_chunks,
-            num_wide=gemm.num_wide,
         )
         record = records[there.cluster_tile]
         chunk = there.n_tile * num_chunks // num_n
