@@ -48,6 +48,7 @@ class Launch:
         self.plans = make_plan(topk_idx, plan_settings)
         self.gemm = SimpleNamespace(
             tile_m=TILE_M,
+            cluster_m=cluster_m,
             num_n_tiles=plan_settings.num_n_tiles,
             num_chunks=plan_settings.num_chunks,
         )
