@@ -129,8 +129,9 @@ class LinkedBench(WaysBench):
 
     def _fused(self, chunks: int, count: int, *, by_number: bool = False) -> Way:
         group = self.group_by(replace(self.knobs, num_ctas=count), Walk.chunk, chunks)
-        how = {"roles": Roles.switch, "push": Push.epilogue}
-        launch = fused_home_launch(group, self.layer, self.a, **how)
+        launch = fused_home_launch(
+            *(group, self.layer, self.a), roles=Roles.switch, push=Push.epilogue
+        )
         way = self.way(group, Contender([launch], self.layer.num_sms - count))
         return _by_number(way, self.rank) if by_number else way
 
