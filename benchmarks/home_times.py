@@ -24,6 +24,7 @@ import torch
 from benchmarks.beside_limit import config_of
 from benchmarks.overlap_times import COLUMNS, KNOBS, Contender, row_of
 from tilepipe.config.choices import Copy, Roles
+from tilepipe.config.schemas import Config
 from tilepipe.experiments.cuda.layer import layers_of
 from tilepipe.experiments.cuda.oracle import poison
 from tilepipe.experiments.cuda.payload import fill_rows
@@ -82,7 +83,7 @@ def run_job(job: str, folder: Path, num_iters: int) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         with ExitStack() as stack:
-            bench = HomeBench(stack)
+            bench = HomeBench(stack, home_config())
             for num_ctas in ctas:
                 knobs = replace(KNOBS[copy], num_ctas=num_ctas, pace_gbps=rate)
                 for row in bench.point(knobs, num_iters):
@@ -93,12 +94,16 @@ def run_job(job: str, folder: Path, num_iters: int) -> None:
                 sys.stdout.flush()
 
 
-class HomeBench:
-    """One layer in memory, for launches with any split of the chip."""
+def home_config(*overrides: str) -> Config:
+    """The way home on which CTAs push, unless overridden."""
+    return config_of("gemm_combine", "kernel.push=ctas", "kernel.walk=expert", *overrides)
 
-    def __init__(self, stack: ExitStack, *overrides: str) -> None:
-        # The way home on which CTAs push.
-        config = config_of("gemm_combine", "kernel.push=ctas", "kernel.walk=expert", *overrides)
+
+class HomeBench:
+    """One layer in memory, for launches with any split of the chip, of the first rank that this
+    process has."""
+
+    def __init__(self, stack: ExitStack, config: Config) -> None:
         hidden = config.workload.hidden
         self.session = stack.enter_context(
             opened_session(config, Memory(home_hidden=hidden, spare=True))
@@ -106,7 +111,8 @@ class HomeBench:
         self.session.exchange_homes()
         (self.layer,) = layers_of(self.session)
         group = self.session.group
-        rows = len(group.tensor(0, Slot.y))
+        self.rank = self.session.ranks[0]
+        rows = len(group.tensor(self.rank, Slot.y))
         self.a = torch.empty(
             1, rows, self.layer.k, dtype=torch.bfloat16, device=self.session.device
         )
@@ -203,19 +209,19 @@ class HomeBench:
             prepare = partial(upload_home, group, self.layer, num_gemm_ctas=contender.num_gemm_ctas)
         prepare()
         self.payload += 1
-        rows, source, token, home_slot = self.session.received_homes(0)
+        rows, source, token, home_slot = self.session.received_homes(self.rank)
         fill_rows(self.a[0], self.payload, source, token, slot=home_slot, row_idx=rows)
         for written in (Slot.y, Slot.home_y, slot):
-            poison(group.tensor(0, written))
+            poison(group.tensor(self.rank, written))
         group.open(exchange=False)
         for launch in contender.launches:
             launch()
         group.synchronize()
         placement = self.session.placed.placement
-        verdict = self.session.oracle(0).check_gemm_combined(
+        verdict = self.session.oracle(self.rank).check_gemm_combined(
             self.payload,
-            group.tensor(0, slot).view(torch.bfloat16),
-            experts=placement.experts_on(0).tolist(),
+            group.tensor(self.rank, slot).view(torch.bfloat16),
+            experts=placement.expert_of.tolist(),
             num_k=self.layer.k,
             contender="fused",
             stage="before",

@@ -18,9 +18,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.home_times import HomeBench
+from benchmarks.home_times import HomeBench, home_config
 from benchmarks.overlap_times import COLUMNS, KNOBS, Contender, row_of
 from tilepipe.config.choices import Copy, Push, Roles, Walk
+from tilepipe.config.schemas import Config
 from tilepipe.fabric.table import Slot, Word
 from tilepipe.kernels.group import DeviceGroup
 from tilepipe.kernels.launcher import Knobs
@@ -39,7 +40,10 @@ WAYS: dict[str, tuple[Push, Walk, int]] = {
     "epilogue_chunk_14": (Push.epilogue, Walk.chunk, 14),
 }
 # What `upload_home` and the plan of a group write, and differs from way to way.
-_SLOTS = (Slot.gemm_tiles, Slot.push_units, Slot.token_expected, Slot.rank_expected)
+_SLOTS = (
+    *(Slot.gemm_tiles, Slot.push_units, Slot.reduce_order),
+    *(Slot.token_expected, Slot.rank_expected),
+)
 _WORDS = (Word.num_gemm_tiles, Word.num_units, Word.max_stored, Word.max_tokens, Word.max_parts)
 
 
@@ -55,29 +59,35 @@ class Way:
 class WaysBench(HomeBench):
     """One layer in memory, for fused launches of any way."""
 
-    def __init__(self, stack: ExitStack) -> None:
+    watchdog_s = 1.0
+
+    def __init__(self, stack: ExitStack, config: Config | None = None) -> None:
         # Room for the most counters that a way has.
-        super().__init__(stack, "kernel.walk=chunk", "kernel.num_chunks=14")
+        super().__init__(stack, config or home_config("kernel.walk=chunk", "kernel.num_chunks=14"))
 
     def group_by(self, knobs: Knobs, walk: Walk, num_chunks: int) -> DeviceGroup:
         own = self.session.group
         settings = replace(own.settings, walk=walk, num_chunks=num_chunks)
         group = DeviceGroup(
-            settings, own.shape, knobs, watchdog_s=1.0, heap=own.heap, device=own.device
+            *(settings, own.shape, knobs),
+            watchdog_s=self.watchdog_s,
+            heap=own.heap,
+            device=own.device,
         )
         group.set_routing(self.session.routing)
         return group
 
     def way(self, group: DeviceGroup, contender: Contender) -> Way:
-        """Remember what the launches of a group read, as it is now."""
+        """Plan the launches of a group, and remember what they read."""
+        group.set_routing(self.session.routing)  # another group may have planned since
         upload_home(group, self.layer, num_gemm_ctas=contender.num_gemm_ctas)
-        kept = {slot: group.tensor(0, slot).clone() for slot in _SLOTS}
-        words = {word: int(group.tensor(0, Slot.words)[int(word)]) for word in _WORDS}
+        kept = {slot: group.tensor(self.rank, slot).clone() for slot in _SLOTS}
+        words = {word: int(group.tensor(self.rank, Slot.words)[int(word)]) for word in _WORDS}
 
         def restore() -> None:
             for slot, values in kept.items():
-                group.tensor(0, slot).copy_(values)
-            block = group.tensor(0, Slot.words)
+                group.tensor(self.rank, slot).copy_(values)
+            block = group.tensor(self.rank, Slot.words)
             for word, value in words.items():
                 block[int(word)] = value
 

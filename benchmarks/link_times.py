@@ -5,21 +5,27 @@
 One process a GPU, all GPUs sending and receiving at once; rows of 14 336 bytes, workload
 deepseek_v3. Contenders of a block run interleaved on the same rows; blocks follow each other, the
 most telling ones first, until the time is used up. What our kernels move is compared bit for bit in
-each block before it is timed. FOLDER gets link_times.csv, a line as its block ends: GB/s of rows
-that cross a link, of one GPU and direction, over the time of the slowest rank.
+each block before it is timed. FOLDER gets, as a block ends,
+
+    link_times.csv     GB/s of rows that cross a link, of one GPU and direction, over the time of
+                       the slowest rank
+    link_samples.csv   that time, iteration by iteration
+    link_counts.csv    by rank: clock, power, what held it back, and what the links count themselves
 
 Blocks differ in who sends to whom: `uniform` to all, itself included; `remote` to all others;
 `pairs` to one other rank, which sends back; `ring` to the next rank. `phases_K`: rank after rank in
 K rounds, rows that stay spread over all of them, so that each rank hears about one other at a time.
+`span_K`: rows lie K times as far apart where they arrive, so as many bytes reach over K times the
+memory; `copy_engines_again` copies over a fourth of the memory four times.
 """
 
 import argparse
-import csv
 import os
+import re
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,31 +33,31 @@ from typing import Any
 
 import numpy as np
 import torch
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 from torch.distributed import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from benchmarks.beside_limit import BACKENDS
+from benchmarks.link_counters import read_links
+from benchmarks.ranks import append_lines, group_config, slowest_times
 from tilepipe.baselines.collective import Collective, joined
 from tilepipe.config.choices import Copy, Order
-from tilepipe.config.register import CONF_DIR, register
-from tilepipe.config.schemas import Config, config_from_dict
+from tilepipe.config.schemas import Config
 from tilepipe.experiments.cuda.oracle import DeviceOracle, poison
 from tilepipe.experiments.cuda.payload import fill_rows
 from tilepipe.experiments.cuda.session import CudaSession, opened_session
 from tilepipe.experiments.setting import Memory
 from tilepipe.fabric.table import Slot
 from tilepipe.kernels.group import DeviceGroup
+from tilepipe.kernels.kept import codes_kept
 from tilepipe.kernels.launcher import Knobs, Launcher
+from tilepipe.measure.clocks import ClockWatch
 from tilepipe.measure.contenders import run_interleaved
 from tilepipe.measure.stats import median_interval
-from tilepipe.records import Sample
+from tilepipe.records import Clocks, Sample
 from tilepipe.schedule.packed import SLOT_BITS
 from tilepipe.workload.routing import Routing
 
 MOST_TOKENS = 16_384
-COLUMNS = ("block", "num_tokens", "contender", "wire_gbps", "median_us", "low_us", "high_us")
 WATCHDOG_S = 5.0
 SIMT, TMA = BACKENDS[Copy.simt], BACKENDS[Copy.tma]
 
@@ -66,7 +72,16 @@ class Block:
     order: Order = Order.edf
     phases: int = 0  # rounds in which ranks are served one after the other; 0: as the order has it
     others: bool = False  # NCCL and copy engines beside
+    span: int = 1  # dispatch: rows where they arrive lie so many rows apart
     work: str = "dispatch"
+
+    @property
+    def label(self) -> str:
+        words = [self.work, self.pattern, self.order.name]
+        words += [f"phases_{self.phases}"] * (self.phases > 0) + [f"span_{self.span}"] * (
+            self.span > 1
+        )
+        return "_".join(words)
 
 
 def at_ctas(prefix: str, knobs: Knobs, *counts: int) -> dict[str, Knobs]:
@@ -75,9 +90,16 @@ def at_ctas(prefix: str, knobs: Knobs, *counts: int) -> dict[str, Knobs]:
 
 _MANY = at_ctas("simt", SIMT, 10, 16, 24, 36) | at_ctas("tma", TMA, 10, 16, 24, 36)
 _FEW = at_ctas("simt", SIMT, 24, 36) | at_ctas("tma", TMA, 24)
+_FAIR = {
+    name: replace(knobs, flag_batch=batch)
+    for count in (10, 12, 16)
+    for copy, plain, batches in (("simt", SIMT, (4, 8, 16)), ("tma", TMA, (8, 16)))
+    for batch in batches
+    for name, knobs in at_ctas(f"{copy}_batch_{batch}", plain, count).items()
+}
 _FENCES = {
     f"simt_24_batch_{batch}": replace(SIMT, num_ctas=24, flag_batch=batch)
-    for batch in (1, 2, 8, 16)
+    for batch in (1, 2, 4, 8, 16)
 }
 _DEPTHS = {
     "simt_24_8x14": replace(SIMT, num_ctas=24, num_warps=8),
@@ -85,21 +107,24 @@ _DEPTHS = {
     "simt_64": replace(SIMT, num_ctas=64),
 }
 BLOCKS = (
+    Block(pattern="remote", num_tokens=4096, knobs=_FAIR, others=True),
+    Block(pattern="remote", num_tokens=4096, knobs=_FAIR, work="push"),
     Block(pattern="uniform", num_tokens=4096, knobs=_MANY, others=True),
-    Block(pattern="uniform", num_tokens=16_384, knobs=_MANY, others=True),
+    Block(pattern="uniform", num_tokens=16_384, knobs=_FEW, others=True),
+    Block(pattern="uniform", num_tokens=4096, knobs=_FEW, span=4),
+    Block(pattern="uniform", num_tokens=4096, knobs=_FENCES | _DEPTHS),
+    Block(pattern="uniform", num_tokens=4096, knobs=_FENCES, work="push"),
+    Block(pattern="uniform", num_tokens=8192, knobs=_FEW, others=True),
+    Block(pattern="uniform", num_tokens=2048, knobs=_FEW, others=True),
     Block(pattern="uniform", num_tokens=16_384, knobs=_MANY, work="push"),
     Block(pattern="uniform", num_tokens=4096, knobs=_MANY, work="push"),
     Block(pattern="pairs", num_tokens=4096, knobs=_FEW, others=True),
     *(Block(pattern="uniform", num_tokens=4096, knobs=_FEW, phases=count) for count in (1, 16)),
-    Block(pattern="remote", num_tokens=4096, knobs=_FEW),
-    Block(pattern="uniform", num_tokens=4096, knobs=_FENCES | _DEPTHS),
     Block(pattern="ring", num_tokens=4096, knobs=_FEW),
     *(
         Block(pattern="uniform", num_tokens=4096, knobs=_FEW, order=order)
         for order in (Order.token, Order.random, Order.edf_list)
     ),
-    Block(pattern="uniform", num_tokens=2048, knobs=_FEW, others=True),
-    Block(pattern="uniform", num_tokens=8192, knobs=_FEW, others=True),
 )
 
 
@@ -108,28 +133,23 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--total-s", type=float, default=60.0)
     parser.add_argument("--iters", type=int, default=15)
+    parser.add_argument("--only", default="", help="a pattern: of these blocks, label_tokens")
     chosen = parser.parse_args()
     chosen.folder.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
-    config = config_of(int(os.environ["WORLD_SIZE"]))
-    with Links(config, chosen.folder, chosen.iters) as links:
+    # The point whose memory holds every block.
+    words = ("kernel=dispatch", f"workload.num_tokens={MOST_TOKENS}")
+    config = group_config(int(os.environ["WORLD_SIZE"]), *words)
+    codes = codes_kept(chosen.folder / "codes")
+    with codes, Links(config, chosen.folder, chosen.iters) as links:
         for block in BLOCKS:
+            if not re.search(chosen.only, f"{block.label}_{block.num_tokens}"):
+                continue
             early = time.monotonic() - begin < chosen.total_s
             if not links.session.group.heap.all_agree(early):
                 break
             links.run(block)
     return 0
-
-
-def config_of(num_ranks: int) -> Config:
-    """The point whose memory holds every block."""
-    register()
-    with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-        words = [f"hardware=h200_x{num_ranks}", "kernel=dispatch", "workload=deepseek_v3"]
-        composed = compose("config", [*words, f"workload.num_tokens={MOST_TOKENS}"])
-    container = OmegaConf.to_container(composed, resolve=True, enum_to_str=True)
-    assert isinstance(container, dict)
-    return config_from_dict({str(key): value for key, value in container.items()})
 
 
 def routing_of(block: Block, *, num_ranks: int, num_experts: int, num_topk: int) -> Routing:
@@ -174,6 +194,7 @@ class Links:
                 device=self.session.device,
             )
         )
+        self._uuid = str(torch.cuda.get_device_properties(self.session.device).uuid)
         self._of_peers: dict[int, torch.Tensor] = {}
         self._sides = [torch.cuda.Stream() for _ in range(self.num_ranks - 1)]
 
@@ -199,9 +220,13 @@ class Links:
         group.set_routing(routing)
         if block.phases:
             self._serve_in_phases(group, block.phases)
+        if block.span > 1:
+            self._spread(group, block.span)
         tokens = torch.arange(block.num_tokens, device=own.device)
         fill_rows(group.tensor(self.rank, Slot.x), 1, self.rank, tokens)
-        with self._bodies(block, group, routing) as bodies:
+        bodies = self._bodies(block, group, routing)
+        before, watch = read_links(self._uuid), ClockWatch(self._uuid)
+        with watch:
             samples = run_interleaved(
                 {name: partial(self._time, parts) for name, parts in bodies.items()},
                 num_warmups=2,
@@ -209,6 +234,8 @@ class Links:
                 barrier=own.heap.barrier,
             )
             group.check()
+        counted = read_links(self._uuid).since(before)
+        self._count(block, counted, watch.clocks)
         self._write(block, samples, routing)
 
     def _serve_in_phases(self, group: DeviceGroup, num_rounds: int) -> None:
@@ -225,10 +252,15 @@ class Links:
         order = torch.from_numpy(np.argsort(due, kind="stable")).to(sends.device)
         sends.copy_(sends[order])
 
-    @contextmanager
+    def _spread(self, group: DeviceGroup, apart: int) -> None:
+        """Let rows of this rank arrive `apart` rows from each other, in place."""
+        extent = max(plan.layout.extent for plan in group.plans)
+        assert extent * apart <= len(group.tensor(self.rank, Slot.recv_x)), "no room for the span"
+        group.tensor(self.rank, Slot.sends)[:, 2] *= apart
+
     def _bodies(
         self, block: Block, group: DeviceGroup, routing: Routing
-    ) -> Iterator[dict[str, list[tuple[str, Callable[[], None]]]]]:
+    ) -> dict[str, list[tuple[str, Callable[[], None]]]]:
         """What each contender launches; ours have been compared with the oracle."""
         exchange = block.work == "dispatch"
         bodies: dict[str, list[tuple[str, Callable[[], None]]]] = {}
@@ -237,7 +269,7 @@ class Links:
         for name, knobs in block.knobs.items():
             launcher = self._launcher(group, knobs)
             launcher.prepare("dispatch", block.work)
-            self._check(group, launcher, oracle)
+            self._check(group, launcher, oracle, block.span)
             bodies[name] = [("plan", opening), ("stage", partial(launcher.launch, block.work))]
         if block.others:
             size = int((routing.topk_idx[self.rank] >= 0).sum()), self.config.workload.hidden
@@ -249,9 +281,11 @@ class Links:
             peers = [(self.rank + turn) % self.num_ranks for turn in range(1, self.num_ranks)]
             if block.pattern == "pairs":
                 peers = [self.rank ^ 1]
-            share = size[0] // (self.num_ranks if block.pattern == "uniform" else 1)
+            share = size[0] // (self.num_ranks if block.pattern == "uniform" else len(peers))
             bodies["copy_engines"] = [("stage", partial(self._copy, peers, rows, share))]
-        yield bodies
+            again = partial(self._copy, peers, rows, share // 4, times=4)
+            bodies["copy_engines_again"] = [("stage", again)]
+        return bodies
 
     def _launcher(self, group: DeviceGroup, knobs: Knobs) -> Launcher:
         return Launcher(
@@ -260,7 +294,9 @@ class Links:
             limit_ns=int(WATCHDOG_S * 1e9),
         )
 
-    def _check(self, group: DeviceGroup, launcher: Launcher, oracle: DeviceOracle) -> None:
+    def _check(
+        self, group: DeviceGroup, launcher: Launcher, oracle: DeviceOracle, span: int
+    ) -> None:
         """Rows of one launch, bit for bit."""
         poison(group.tensor(self.rank, Slot.recv_x))
         group.heap.barrier()
@@ -268,14 +304,14 @@ class Links:
         launcher.launch("dispatch")
         group.synchronize()
         verdict = oracle.check_dispatched(
-            *(1, group.tensor(self.rank, Slot.recv_x), group.plans[self.rank].layout),
+            *(1, group.tensor(self.rank, Slot.recv_x)[::span], group.plans[self.rank].layout),
             contender="dispatch",
             stage="before",
         )
         assert verdict.passed, verdict.detail
 
-    def _copy(self, peers: list[int], rows: torch.Tensor, share: int) -> None:
-        """As many bytes to each peer, by copy engines, a stream each."""
+    def _copy(self, peers: list[int], rows: torch.Tensor, share: int, times: int = 1) -> None:
+        """As many bytes to each peer, by copy engines, a stream each; the same ones some times."""
         begun = torch.cuda.Event()
         begun.record()
         size = share * rows.shape[1] * rows.element_size()
@@ -285,9 +321,10 @@ class Links:
             place = self.rank * size
             side.wait_event(begun)
             with torch.cuda.stream(side):
-                theirs[place : place + size].copy_(
-                    rows[:share].view(torch.uint8).flatten(), non_blocking=True
-                )
+                for _ in range(times):
+                    theirs[place : place + size].copy_(
+                        rows[:share].view(torch.uint8).flatten(), non_blocking=True
+                    )
             torch.cuda.current_stream().wait_stream(side)
 
     def _peer_memory(self, peer: int) -> torch.Tensor:  # uint8
@@ -302,43 +339,54 @@ class Links:
         windows = self.session.timer.measure(parts)
         return {"stage": (windows["start_ns"], windows["stage"])}
 
+    def _count(self, block: Block, counted: dict[str, int | None], clocks: Clocks | None) -> None:
+        """Add a line of this rank, of all that a block has run."""
+        told = {
+            "sm_mhz_min": clocks and clocks.sm_mhz_min,
+            "sm_mhz_max": clocks and clocks.sm_mhz_max,
+            "power_w": clocks and clocks.power_w_max,
+            "reasons": clocks and " ".join(clocks.reasons),
+        }
+        line = {"block": block.label, "num_tokens": block.num_tokens, "rank": self.rank}
+        heap = self.session.group.heap
+        for turn in range(self.num_ranks):
+            if turn == self.rank:
+                append_lines(self.folder / "link_counts.csv", [{**line, **told, **counted}])
+            heap.barrier()
+
     def _write(self, block: Block, samples: tuple[Sample, ...], routing: Routing) -> None:
         """Times of the slowest rank, once every rank has told its own."""
-        heap, own = self.session.group.heap, self.folder / f"rank{self.rank}.csv"
-        with own.open("w", encoding="utf-8") as file:
-            file.writelines(f"{s.contender},{s.iteration},{s.duration_ns}\n" for s in samples)
-        heap.barrier()
+        slowest = slowest_times(self.folder, self.session.group.heap, self.rank, samples)
         if self.rank == 0:
-            self._summarize(block, routing)
-        heap.barrier()
+            self._summarize(block, slowest, routing)
 
-    def _summarize(self, block: Block, routing: Routing) -> None:
-        slowest: dict[str, dict[int, int]] = {}
-        for rank in range(self.num_ranks):
-            for line in (self.folder / f"rank{rank}.csv").read_text().splitlines():
-                name, iteration, taken = line.split(",")
-                times = slowest.setdefault(name, {})
-                times[int(iteration)] = max(times.get(int(iteration), 0), int(taken))
+    def _summarize(self, block: Block, slowest: dict[str, list[int]], routing: Routing) -> None:
         local = self.config.workload.num_experts // self.num_ranks
         row_bytes = 2 * self.config.workload.hidden
         crossing = sum(
             int((ids // local != rank).sum()) for rank, ids in enumerate(routing.topk_idx)
         )
-        label = f"{block.work}_{block.pattern}_{block.order.name}"
-        label += f"_phases_{block.phases}" * (block.phases > 0)
-        path = self.folder / "link_times.csv"
-        fresh = not path.exists()
-        with path.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            if fresh:
-                writer.writerow(COLUMNS)
-            for name, times in slowest.items():
-                found = median_interval(np.array(list(times.values()), np.int64))
-                gbps = crossing * row_bytes / self.num_ranks / found.value
-                micros = [f"{value / 1e3:.1f}" for value in (found.value, found.low, found.high)]
-                line = [label, block.num_tokens, name, f"{gbps:.1f}", *micros]
-                writer.writerow(line)
-                sys.stdout.write(" ".join(map(str, line)) + "\n")
+        own = {"block": block.label, "num_tokens": block.num_tokens}
+        lines = []
+        for name, times in slowest.items():
+            found = median_interval(np.array(times, np.int64))
+            line = {
+                **own,
+                "contender": name,
+                "wire_gbps": f"{crossing * row_bytes / self.num_ranks / found.value:.1f}",
+                "median_us": f"{found.value / 1e3:.1f}",
+                "low_us": f"{found.low / 1e3:.1f}",
+                "high_us": f"{found.high / 1e3:.1f}",
+            }
+            lines.append(line)
+            sys.stdout.write(" ".join(map(str, line.values())) + "\n")
+        append_lines(self.folder / "link_times.csv", lines)
+        samples = [
+            {**own, "contender": name, "iteration": iteration, "us": f"{taken / 1e3:.1f}"}
+            for name, times in slowest.items()
+            for iteration, taken in enumerate(times)
+        ]
+        append_lines(self.folder / "link_samples.csv", samples)
         sys.stdout.flush()
 
 

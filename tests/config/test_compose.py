@@ -292,6 +292,18 @@ def test_how_rows_are_copied_follows_the_copy(words, knobs, operation, container
     assert tuple(getattr(config.kernel, key) for key in KNOBS) == wanted
 
 
+@pytest.mark.parametrize(
+    ("operation", "batch"),
+    [("dispatch", 8), ("combine", 8), ("dispatch_gemm", 4), ("gemm_combine", 4), ("moe_layer", 4)],
+)
+def test_plain_copies_alone_on_links_share_a_fence_by_eight_rows(operation, batch, container):
+    words = (f"kernel={operation}", "hardware=h200_x2")
+
+    assert container(*words, "kernel.copy=simt")["kernel"]["flag_batch"] == batch
+    assert container(*words, "kernel.copy=tma")["kernel"]["flag_batch"] == 8
+    assert container(*words, "kernel.copy=simt", "kernel.flag_batch=2")["kernel"]["flag_batch"] == 2
+
+
 @pytest.mark.parametrize("experiment", ["dispatch", "combine", "grouped_gemm", "dispatch_gemm"])
 def test_a_trace_leaves_one_point_of_a_host_sweep(experiment, container, axes):
     words = (f"+experiment={experiment}", "hardware=cpu", *TRACED)

@@ -170,8 +170,12 @@ def test_pushes_alone_and_a_reduction_alone_make_what_combine_makes():
     assert run.wrong_tokens(Slot.reduced) == []
 
 
-@pytest.mark.parametrize("hidden", [64, 1056])
-def test_parts_of_tokens_that_wait_for_counters_of_their_own_add_up_to_whole_tokens(hidden):
+# Room for a list of tokens that no launch of these looks at.
+LISTED = Slot.stamps
+
+
+def by_parts_of(hidden, order=None):
+    """Two ranks, rows of 7 tokens and of none, dispatched; a reduction that waits for parts."""
     settings = PlanSettings(
         num_ranks=2,
         num_experts=4,
@@ -185,32 +189,57 @@ def test_parts_of_tokens_that_wait_for_counters_of_their_own_add_up_to_whole_tok
     knobs = Knobs(num_ctas=1, num_warps=2, num_loads=2)
     shape = Shape(max_tokens=7, num_tokens=7, dispatch_hidden=hidden, home_hidden=hidden)
     constants = replace(constants_of("reduce", settings, shape, knobs), num_parts=4)
-    by_parts = parse(compile_code(waiting_reduction(constants), stand_ins("reduce")).ptx)
+    by_parts = parse(compile_code(waiting_reduction(constants, order), stand_ins("reduce")).ptx)
     run = CheckedRun(
         settings, knobs, routings, hidden=hidden, races=True, programs={"reduce": by_parts}
     )
-    group = run.group
     run.prepare(routings[0], payload=1)
     assert run.dispatch() == []
-    for rank in group.ranks:
+    for rank in run.group.ranks:
         poison(run.tensor(rank, Slot.reduced))
-    group.open(exchange=False)
-    group.push()
-    # Every part waits for what a whole token does, or for less.
-    group.open(exchange=False, preset=True)
-    group.reduce()
-    group.synchronize()
+    return run
+
+
+def push_then_reduce(run):
+    """Every part waits for what a whole token does, or for less."""
+    run.group.open(exchange=False)
+    run.group.push()
+    run.group.open(exchange=False, preset=True)
+    run.group.reduce()
+    run.group.synchronize()
+
+
+@pytest.mark.parametrize("hidden", [64, 1056])
+def test_parts_of_tokens_that_wait_for_counters_of_their_own_add_up_to_whole_tokens(hidden):
+    run = by_parts_of(hidden)
+    group = run.group
+    push_then_reduce(run)
     assert run.wrong_tokens(Slot.reduced) == []
     group.open(exchange=False)
     group.synchronize()
     assert not any(run.tensor(rank, Slot.token_ready).any() for rank in group.ranks)
 
 
-def waiting_reduction(constants):
+def test_tokens_are_reduced_as_they_are_listed_and_those_not_listed_are_left_alone():
+    run = by_parts_of(1056, LISTED)
+    listed = run.tensor(0, LISTED).view(torch.int32)[:7]
+    listed.copy_(torch.tensor([6, 3, 0, 1, 4, 2, 5], dtype=torch.int32))
+    poisoned = run.tensor(0, Slot.reduced)[5].clone()
+    run.tensor(0, Slot.words)[int(Word.num_tokens)] = 6
+    push_then_reduce(run)
+    assert torch.equal(run.tensor(0, Slot.reduced)[5], poisoned)
+    assert len(run.wrong_tokens(Slot.reduced)) == 1
+    run.tensor(0, Slot.words)[int(Word.num_tokens)] = 7
+    push_then_reduce(run)
+    assert run.wrong_tokens(Slot.reduced) == []
+
+
+def waiting_reduction(constants, order):
     """A reduction alone that looks at counters, as the fused launch has it."""
 
     def body(table, rank, lane, warp, num_warps, ring, barriers, cost_ns, latency_ns, limit_ns):
-        reduce_tokens(table, rank, lane, ring, constants, Slot.reduced, True, limit_ns)
+        how = (constants, Slot.reduced, True, limit_ns, None, order)
+        reduce_tokens(table, rank, lane, ring, *how)
 
     return communication_entry(constants, body, moves=False, reduces=True)
 

@@ -63,6 +63,8 @@ class Slot(_FromZero):
     gemm_tiles = auto()  # (tiles, 8) int32: cluster tiles in hand-out order
     second_tiles = auto()  # the same of a layer's second GEMM
     push_units = auto()  # (units, 4) int32: M tile, chunk, first tile to wait for, how many
+    # (tokens,) int32: tokens by when their last rows are due home from GEMMs
+    reduce_order = auto()
     tile_stored = auto()  # (tiles x N tiles,) int32: rows stored by (M tile, chunk along N)
     record = auto()  # (len(RECORD_FIELDS),) int64 in pinned host memory: why this rank gave up
 

@@ -80,6 +80,7 @@ def buffer_specs(settings: PlanSettings, shape: Shape) -> dict[Slot, ArraySpec]:
         Slot.gemm_tiles: ((2 * tiles, RECORD_WORDS), np.int32),
         Slot.second_tiles: ((2 * tiles * has_second, RECORD_WORDS), np.int32),
         Slot.push_units: ((tiles * home.num_chunks * pushes_stored, 4), np.int32),
+        Slot.reduce_order: ((tokens * pushes_stored,), np.int32),
         Slot.tile_stored: ((tiles * home.num_n_tiles,), np.int32),
     }
     return {slot: ArraySpec(shape=size, dtype=dtype) for slot, (size, dtype) in sizes.items()}

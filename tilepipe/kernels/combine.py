@@ -51,6 +51,7 @@ def reduce_tokens(
     waiting: cutlass.Constexpr,  # False: all rows are known to be home
     limit_ns: Int64,
     tape: cutlass.Constexpr = None,  # of the warp; None: it leaves no stamps
+    order: cutlass.Constexpr = None,  # slot that lists tokens in their order; None: by number
 ):
     """Reduce tokens of `rank`, in their order, each once its rows are home; with parts, the same of
     part after part. All lanes call it.
@@ -76,17 +77,18 @@ def reduce_tokens(
     here = cute.arch.shuffle_sync(claim_for_warp(queue, lane), 0)
     coming = cute.arch.shuffle_sync(claim_for_warp(queue, lane), 0)
     first = unit_at(constants, here, num_tokens)
-    expert, weight = _slots(table, rank, first.token, lane, constants)
+    token = _token_at(table, rank, first.token, num_tokens, order)
+    expert, weight = _slots(table, rank, token, lane, constants)
     if cutlass.const_expr(by_token):
         if alive and here < num_units:
-            came = _wait_token(table, rank, first.token, first.part, constants, limit_ns, tape)
+            came = _wait_token(table, rank, token, first.part, constants, limit_ns, tape)
             alive = cute.arch.vote_all_sync(came)
     for column in cutlass.range_constexpr(stages - 1):
         if alive and here < num_units:
             fetch_column(
                 rows,
                 ring + column * stage_bytes,
-                first.token,
+                token,
                 first.begin + column * COLUMN_BYTES,
                 first.end,
                 lane,
@@ -100,24 +102,26 @@ def reduce_tokens(
         claimed = claim_for_warp(queue, lane)
         own = unit_at(constants, here, num_tokens)
         following = unit_at(constants, coming, num_tokens)
-        next_expert, next_weight = _slots(table, rank, following.token, lane, constants)
+        next_token = _token_at(table, rank, following.token, num_tokens, order)
+        next_expert, next_weight = _slots(table, rank, next_token, lane, constants)
         for column in cutlass.range(columns, unroll=1):
             ahead = column + (stages - 1)
-            unit, of_unit, in_unit = here, expert, ahead
+            unit, its_token, of_unit, in_unit = here, token, expert, ahead
             if ahead >= columns:
-                unit, of_unit, in_unit = coming, next_expert, ahead - columns
+                unit, its_token, of_unit = coming, next_token, next_expert
+                in_unit = ahead - columns
             fetched = unit_at(constants, unit, num_tokens)
             if cutlass.const_expr(by_token):
                 if in_unit == 0 and alive and unit < num_units:
                     came = _wait_token(
-                        *(table, rank, fetched.token, fetched.part, constants, limit_ns, tape)
+                        *(table, rank, its_token, fetched.part, constants, limit_ns, tape)
                     )
                     alive = cute.arch.vote_all_sync(came)
             if alive and unit < num_units:
                 fetch_column(
                     rows,
                     ring + filled * stage_bytes,
-                    fetched.token,
+                    its_token,
                     fetched.begin + in_unit * COLUMN_BYTES,
                     fetched.end,
                     lane,
@@ -129,7 +133,7 @@ def reduce_tokens(
             add_column(
                 target,
                 ring + drained * stage_bytes,
-                own.token,
+                token,
                 own.begin + column * COLUMN_BYTES,
                 own.end,
                 lane,
@@ -139,10 +143,26 @@ def reduce_tokens(
             filled = filled + 1 if filled + 1 < stages else Int32(0)
             drained = drained + 1 if drained + 1 < stages else Int32(0)
         of_part = own.part * units_of(constants) + here % units_of(constants)
-        lap(tape, Event.reduce, own.token, of_part)
-        here, expert, weight = coming, next_expert, next_weight
+        lap(tape, Event.reduce, token, of_part)
+        here, token, expert, weight = coming, next_token, next_expert, next_weight
         coming = cute.arch.shuffle_sync(claimed, 0)
     cute.arch.cp_async_wait_group(0)
+
+
+@cute.jit
+def _token_at(
+    table: cute.Pointer,
+    rank: Int32,
+    place: Int32,
+    num_tokens: Int32,
+    order: cutlass.Constexpr,
+) -> Int32:
+    """The token at a place of the order; past the last one the place itself, which is none."""
+    token = place
+    if cutlass.const_expr(order is not None):
+        if place < num_tokens:
+            token = buffer(address(table, rank, order), Int32)[place]
+    return token
 
 
 @cute.jit

@@ -1,8 +1,10 @@
-"""GEMM -> push: which stored output tiles complete a unit that may be pushed.
+"""GEMM -> push -> reduce: which stored output tiles complete a unit that may be pushed, and when
+tokens are complete at home.
 
 Knows nothing of queues and threads; an executor counts down what is given here.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,9 +12,16 @@ from numpy.typing import NDArray
 
 from tilepipe.config.choices import Granularity
 from tilepipe.schedule.layout import ReceiveLayout, tile_capacity
+from tilepipe.schedule.plan import RankPlan
 from tilepipe.schedule.settings import PlanSettings
 
-__all__ = ["CompletionPlan", "chunk_columns", "completion_capacity", "plan_completion"]
+__all__ = [
+    "CompletionPlan",
+    "chunk_columns",
+    "completion_capacity",
+    "order_tokens",
+    "plan_completion",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +59,29 @@ def completion_capacity(settings: PlanSettings, rows: int) -> int:
         Granularity.token: rows,
         Granularity.expert: settings.num_experts_per_rank,
     }[settings.granularity]
+
+
+def order_tokens(
+    plan: RankPlan,  # of the tokens' rank
+    num_tiles: Sequence[int],  # M tiles of every rank
+    *,
+    num_tokens: int,
+    num_parts: int,  # of a token, each made by a walk over all tiles
+) -> NDArray[np.int32]:  # (num_tokens,)
+    """Tokens of a rank by when the last tile of any of their rows is handed out, ties by number.
+
+    All ranks are taken to begin together and to be equally fast, so a tile's turn in the last walk
+    of its rank is its time. Tokens without rows are complete before all others.
+    """
+    tickets = plan.tickets
+    tiles_of = np.asarray(num_tiles, np.int64)
+    turn = (num_parts - 1) * tiles_of[tickets.peer] + tickets.tile + 1
+    start = np.cumsum(tickets.num_rows) - tickets.num_rows
+    within = np.arange(plan.num_sent) - np.repeat(start, tickets.num_rows)
+    token = plan.row_token[np.repeat(tickets.source_start, tickets.num_rows) + within]
+    due = np.zeros(num_tokens, np.int64)
+    np.maximum.at(due, token, np.repeat(turn, tickets.num_rows))
+    return np.argsort(due, kind="stable").astype(np.int32)
 
 
 def chunk_columns(settings: PlanSettings, tile_n: int, num_columns: int) -> list[slice]:

@@ -5,7 +5,9 @@ Knows nothing of plans, of torch and of who has opened the launch.
 The GEMM tells of every output tile behind its stores. Communication CTAs push rows as their tiles
 are told of and, with all pushes out, reduce the tokens of their own rank as those complete.
 Roles.switch: so do the warps of a GEMM CTA that have multiplied, once it finds no tile. Tokens
-complete late, when the last experts are done: by then those CTAs are free.
+complete late, when the last experts are done: by then those CTAs are free. They are taken up in the
+order in which the tiles of their rows are handed out, so that nobody waits for one that is late
+while another is complete.
 
 Shared memory. Rings of the warps that push and reduce lie where the operands are; a GEMM CTA has
 done with them when all its multiplying warps have met. What it has staged to be stored is left
@@ -48,7 +50,8 @@ _MULTIPLIED = 12
 def _reduce(plan: HomePlan, table, rank, lane, ring, limit_ns, tape) -> None:
     """Reduce tokens as they complete; by warps that have a ring."""
     if plan.reduces:
-        reduce_tokens(table, rank, lane, ring, plan.reduction, Slot.out, True, limit_ns, tape)
+        how = (plan.reduction, Slot.out, True, limit_ns, tape, Slot.reduce_order)
+        reduce_tokens(table, rank, lane, ring, *how)
 
 
 def _reduce_behind(plan: HomePlan, table, rank, lane, ring, limit_ns, tape) -> None:

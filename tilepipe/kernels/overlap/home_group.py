@@ -25,6 +25,7 @@ from tilepipe.kernels.overlap.group import (
 from tilepipe.kernels.overlap.home import order_units, plan_home_launch
 from tilepipe.kernels.overlap.launch import BoundLaunch
 from tilepipe.kernels.overlap.plan import Split
+from tilepipe.schedule.completion import order_tokens
 
 __all__ = ["fused_home_launch", "gemm_home_launch", "upload_home"]
 
@@ -47,18 +48,29 @@ def _plan(
 def upload_home(
     group: DeviceGroup, layer: Layer, *, num_gemm_ctas: int, walk: Walk | None = None
 ) -> None:
-    """Tell the launches that follow which tiles there are, and in which order units go home.
+    """Tell the launches that follow which tiles there are, in which order units go home, and in
+    which tokens are reduced.
 
     The last tiles are cut for so many CTAs of each rank; launches of any other number are right.
     `walk` None: as the settings of the group say; any launch takes any order.
     """
     walk = walk or group.settings.walk
     plan = _plan(group, layer, publish=True, num_gemm_ctas=num_gemm_ctas, walk=walk)
+    orders = {
+        rank: order_tokens(
+            group.plans[rank],
+            [its.layout.num_tiles for its in group.plans],
+            num_tokens=len(group.routing.topk_idx[rank]),
+            num_parts=group.settings.num_parts,
+        )
+        for rank in group.ranks
+    }
     for rank in group.ranks:
         layout = group.plans[rank].layout
         records = upload_tiles(group.heap, rank, layout, plan)
         units = order_units(records, layout, plan, group.settings.granularity)
         group.heap.fill(rank, Slot.push_units, units)
+        group.heap.fill(rank, Slot.reduce_order, orders[rank])
         words = group.tensor(rank, Slot.words)
         words[int(Word.num_units)] = len(units)
         words[int(Word.max_stored)] = len(group.tensor(rank, Slot.tile_stored))
