@@ -26,6 +26,7 @@ from tilepipe.fabric.watch import WatchdogTimeout  # noqa: E402
 from tilepipe.kernels.gemm.choices import Consumers  # noqa: E402
 from tilepipe.kernels.gemm.plan import GemmTuning  # noqa: E402
 from tilepipe.kernels.overlap.group import spare_table  # noqa: E402
+from tilepipe.kernels.overlap.home import Reduces  # noqa: E402
 from tilepipe.kernels.overlap.home_group import fused_home_launch  # noqa: E402
 from tilepipe.measure.gate import BF16_POISON  # noqa: E402
 
@@ -159,7 +160,7 @@ def test_rows_that_are_pushed_aside_change_nothing_at_home(case):
     home.prepare(routing, 1)
     beside = fused_home_launch(
         *(home.group, home.layer, home.a),
-        reduces=False,
+        reduces=Reduces.none,
         push=chosen.push,
         sending=spare_table(home.group.heap),
     )

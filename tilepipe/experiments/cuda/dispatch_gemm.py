@@ -106,6 +106,10 @@ class CudaDispatchGemm:
             self.session.fill_rows_to_send(launch)
         num_ctas = self._num_ctas[contender]
         upload_layer(self.session.group, self._layer, num_gemm_ctas=num_ctas)
+        if contender == "gemm_contended":
+            # No gate zeroes what stands for the flags of rows that go elsewhere.
+            for rank in self.session.ranks:
+                self.session.group.tensor(rank, Slot.spare_ready).zero_()
 
     def poison(self, contender: str) -> None:
         for rank in self.session.ranks:

@@ -17,6 +17,7 @@ from tilepipe.experiments.cuda.session import CudaSession
 from tilepipe.experiments.setting import Components, Memory
 from tilepipe.fabric.table import Slot
 from tilepipe.kernels.overlap.group import ctas_alone, ctas_beside, spare_table
+from tilepipe.kernels.overlap.home import Reduces
 from tilepipe.kernels.overlap.home_group import fused_home_launch, gemm_home_launch, upload_home
 from tilepipe.kernels.overlap.launch import BoundLaunch
 from tilepipe.measure.device import Part
@@ -74,7 +75,7 @@ class CudaGemmCombine:
             "gemm_all": [gemm_all],
             "gemm_split": [gemm(num_gemm_ctas=self._beside)],
             "gemm_publish": [gemm(num_gemm_ctas=self._beside, publish=True)],
-            "gemm_contended": [fused(reduces=False, sending=spare_table(group.heap))],
+            "gemm_contended": [fused(reduces=Reduces.beside, sending=spare_table(group.heap))],
         }
 
     def fused(self, num_stamps: int) -> BoundLaunch:
@@ -89,6 +90,10 @@ class CudaGemmCombine:
         upload_home(group, self._layer, num_gemm_ctas=num_ctas, walk=walk)
         if contender in self.checked:
             self._fill(launch)
+        if contender == "gemm_contended":
+            # No gate zeroes what stands for the flags of tokens elsewhere.
+            for rank in self.session.ranks:
+                group.tensor(rank, Slot.spare_token_ready).zero_()
 
     def _fill(self, launch: int) -> None:
         """Rows as the layer before would have made them, told by home and slot."""

@@ -10,6 +10,7 @@ so whoever waits for a unit waits for at most that; a queue of completed units w
 """
 
 from dataclasses import dataclass, replace
+from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ __all__ = [
     "REDUCING_WARPS",
     "RING_BYTES",
     "HomePlan",
+    "Reduces",
     "home_gemm_bytes",
     "order_units",
     "plan_home_launch",
@@ -39,6 +41,16 @@ _MAX_GROUP_ROWS = 16
 _ALIGN = 128
 
 
+class Reduces(Enum):
+    """Which tokens a launch adds up."""
+
+    all = "all"
+    # Parts of them that are home while others are multiplied, as far as one gets until then: what
+    # the reduction costs the GEMM, without what is left to do behind it.
+    beside = "beside"
+    none = "none"  # rows are pushed and nobody looks at them
+
+
 @dataclass(frozen=True, kw_only=True)
 class HomePlan:
     """Everything that is fixed in a fused kernel; the split is not, one code serves all."""
@@ -47,7 +59,7 @@ class HomePlan:
     constants: Constants  # of rows that go home
     reduction: Constants
     roles: Roles
-    reduces: bool  # False: rows are pushed and nobody looks at them
+    reduces: Reduces
     num_launch_ranks: int
     a_rank_pitch: int  # elements from one rank's A to the next one's
     d_rank_pitch: int
@@ -65,6 +77,15 @@ class HomePlan:
     def push(self) -> Push:
         """Who brings rows home."""
         return Push.epilogue if self.gemm.problem.sends else Push.ctas
+
+    @property
+    def num_reduced_parts(self) -> int:
+        """Parts of each token that the launch adds up, the first ones."""
+        if self.reduces is Reduces.all:
+            return self.constants.num_parts
+        # Who pushes reduces behind its pushes, and ranks are home as a whole: nothing is beside.
+        apart = self.push is Push.epilogue and not self.constants.by_rank
+        return self.constants.num_parts - 1 if self.reduces is Reduces.beside and apart else 0
 
     @property
     def share(self) -> int:
@@ -88,7 +109,7 @@ def plan_home_launch(
     constants: Constants,
     *,
     roles: Roles,
-    reduces: bool = True,
+    reduces: Reduces = Reduces.all,
     table_slots: int,
     num_launch_ranks: int = 1,
     a_rank_pitch: int = 0,
