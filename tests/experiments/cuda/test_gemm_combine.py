@@ -20,6 +20,7 @@ from tilepipe.fabric.table import Slot, Word  # noqa: E402
 from tilepipe.kernels.group import DeviceGroup  # noqa: E402
 from tilepipe.kernels.overlap import group as fused  # noqa: E402
 from tilepipe.kernels.overlap.group import spare_table  # noqa: E402
+from tilepipe.kernels.overlap.home import Reduces  # noqa: E402
 from tilepipe.schedule.packed import SLOT_BITS, TOKEN_BITS  # noqa: E402
 
 LAUNCH = 3
@@ -237,13 +238,13 @@ def test_rungs_differ_in_who_has_sms_who_tells_of_tiles_and_where_rows_go(trial)
 
     # Two ranks share the chip: 66 SMs each, of which 12 communicate.
     assert told == [
-        (0, 66, False, False, False),  # gemm_all, also the first part of sequential
-        (12, 54, True, True, False),  # fused
-        (0, 54, False, False, False),  # gemm_split
-        (0, 54, True, False, False),  # gemm_publish
-        (12, 54, True, False, True),  # gemm_contended
+        (0, 66, False, Reduces.none, False),  # gemm_all, also the first part of sequential
+        (12, 54, True, Reduces.all, False),  # fused
+        (0, 54, False, Reduces.none, False),  # gemm_split
+        (0, 54, True, Reduces.none, False),  # gemm_publish
+        (12, 54, True, Reduces.beside, True),  # gemm_contended
     ]
-    together = [made.plan.roles for made in PlainLaunch.made if made.plan.reduces]
+    together = [made.plan.roles for made in PlainLaunch.made if made.plan.reduces is Reduces.all]
     assert set(together) == {Roles.switch}
 
 

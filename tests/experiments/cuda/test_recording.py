@@ -108,16 +108,16 @@ def test_spans_are_those_of_the_median_launch_on_the_hosts_clock():
 
 
 def test_a_launch_whose_warps_need_more_room_is_bound_again():
-    trial = Trial(made=[900])
+    trial = Trial(made=[1_900])
 
     record(trial, LAUNCH)
 
-    assert trial.rooms == [1 << 10, 1 << 11, 0]
+    assert trial.rooms == [1 << 11, 1 << 12, 0]
 
 
 def test_a_launch_that_leaves_more_than_the_one_before_is_not_shown_in_part():
-    with pytest.raises(LostStampsError, match=r"\d+ stamps found no room, of 1024 a warp"):
-        record(Trial(made=[None, 1_500]), LAUNCH)
+    with pytest.raises(LostStampsError, match=r"\d+ stamps found no room, of 2048 a warp"):
+        record(Trial(made=[None, 2_500]), LAUNCH)
 
 
 def test_a_warp_that_leaves_too_many_stamps_ends_in_a_sentence():

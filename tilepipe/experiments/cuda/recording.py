@@ -29,13 +29,13 @@ from tilepipe.measure.stats import integer_median
 from tilepipe.records import Span
 from tilepipe.results.sms import late_ns, tail_ns
 
-__all__ = ["Recordable", "Recorded", "record"]
+__all__ = ["FIRST_ROOM", "Recordable", "Recorded", "Taken", "record", "take", "told"]
 
 CONTENDER = "fused"
 _NUM_PAIRS = 15
 # Of those, the stamped ones nearest to their median from which terms are read.
 _NUM_READ = 3
-_FIRST_ROOM, _MAX_ROOM = 1 << 10, 1 << 15
+FIRST_ROOM, _MAX_ROOM = 1 << 11, 1 << 15  # stamps of a warp
 
 
 @runtime_checkable
@@ -69,41 +69,61 @@ class _Run:
     known: dict[int, Stamped]  # by rank
 
 
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """Launches with stamps and without, done, with nothing read yet."""
+
+    bound: BoundLaunch
+    unstamped_ns: list[int]  # of the kernels, by events
+    runs: list[_Run]
+
+
 def record(trial: Recordable, launch: int) -> Recorded:
-    """Spans of `fused`, and counts of each rank: unstamped_ns and stamped_ns, medians of launches
-    in turn; recorded_ns of the launch that the spans are of, all three by events; and what stamps
-    say of the term `late` (dispatch_gemm) or `tail` (gemm_combine), stamped_late_ns or
-    stamped_tail_ns.
+    """Take launches and tell what they have left; raises what `take` raises."""
+    return told(take(trial, launch))
+
+
+def take(trial: Recordable, launch: int, *, num_pairs: int = _NUM_PAIRS) -> Taken:
+    """Launch `fused` with stamps and without, in turn; the part that needs the GPU.
 
     Leaves outputs of a stamped launch behind, to be checked. Raises RuntimeError where no track
     has room for the stamps of its warp.
     """
     bound, unstamped = _with_room(trial, launch), trial.fused(0)
     plain, runs = [], []
-    for number in range(_NUM_PAIRS):
-        for stamps in (number % 2 == 1, number % 2 == 0):  # at last with stamps
+    for left in reversed(range(num_pairs)):
+        for stamps in (left % 2 == 1, left % 2 == 0):  # at last with stamps
             if stamps:
                 runs.append(_run(trial, bound, launch))
             else:
                 plain.append(_time(trial, unstamped, launch)[1])
+    return Taken(bound=bound, unstamped_ns=plain, runs=runs)
+
+
+def told(taken: Taken) -> Recorded:
+    """Spans of `fused`, and counts of each rank: unstamped_ns and stamped_ns, medians of launches
+    in turn; recorded_ns of the launch that the spans are of, all three by events; and what stamps
+    say of the term `late` (dispatch_gemm) or `tail` (gemm_combine), stamped_late_ns or
+    stamped_tail_ns."""
+    bound, plain, runs = taken.bound, taken.unstamped_ns, taken.runs
     stage_ns = np.array([run.stage_ns for run in runs])
     middle = int(integer_median(stage_ns))
     nearest = sorted(runs, key=lambda run: abs(run.stage_ns - middle))[:_NUM_READ]
     homewards = isinstance(bound.plan, HomePlan)
     term, of_spans = ("tail", tail_ns) if homewards else ("late", late_ns)
     read = [spans_of_launch(run.words, bound, run.known, base_ns=run.start_ns) for run in nearest]
-    told = {
+    counts = {
         "unstamped_ns": int(integer_median(np.array(plain))),
         "stamped_ns": middle,
         "recorded_ns": nearest[0].stage_ns,
         f"stamped_{term}_ns": int(integer_median(np.array([of_spans(spans) for spans in read]))),
     }
-    return Recorded(spans=read[0], counts={rank: dict(told) for rank in read[0]})
+    return Recorded(spans=read[0], counts={rank: dict(counts) for rank in read[0]})
 
 
 def _with_room(trial: Recordable, launch: int) -> BoundLaunch:
     """A stamped launch whose tracks have had room for all stamps, with as much again to spare."""
-    room = _FIRST_ROOM
+    room = FIRST_ROOM
     while room <= _MAX_ROOM:
         bound = trial.fused(room)
         _time(trial, bound, launch)

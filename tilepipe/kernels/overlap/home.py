@@ -197,37 +197,37 @@ def order_units(
     granularity: Granularity,
 ) -> NDArray[np.int32]:  # (num_units, 4): M tile, chunk, first tile to wait for, how many
     """Units by the place of their last output tile in the hand-out."""
-    num_n, num_chunks = gemm.num_n_tiles, gemm.num_chunks
-    last: dict[tuple[int, int], int] = {}
-    for ticket in range(len(records) * num_n):
-        own = records[ticket // num_n]
-        there = place_of_ticket(
-            ticket,
-            int(own[TileWord.group_place]),
-            int(own[TileWord.group_size]),
-            num_n_tiles=num_n,
-            num_chunks=num_chunks,
-        )
-        record = records[there.cluster_tile]
-        chunk = there.n_tile * num_chunks // num_n
-        rows = int(record[TileWord.valid])
-        for above in range(-(-rows // gemm.tile_m)):
-            last[int(record[TileWord.m_tile]) + above, chunk] = ticket
+    last = _last_tickets(records, layout.num_tiles, gemm)
     if granularity is Granularity.tile:
-        units = sorted(last, key=lambda unit: (last[unit], unit))
-        return np.array([(tile, chunk, tile, 1) for tile, chunk in units], np.int32).reshape(-1, 4)
-    whole: dict[int, int] = {}
-    for (tile, _), ticket in last.items():
-        whole[tile] = max(whole.get(tile, 0), ticket)
-    tiles = sorted(whole, key=lambda tile: (whole[tile], tile))
-    if granularity is Granularity.token:
-        return np.array([(tile, 0, tile, 1) for tile in tiles], np.int32).reshape(-1, 4)
-    first = layout.expert_first_tile
-    expert = layout.tiles[:, 0]
-    return np.array(
-        [
-            (tile, 0, first[expert[tile]], first[expert[tile] + 1] - first[expert[tile]])
-            for tile in tiles
-        ],
-        np.int32,
-    ).reshape(-1, 4)
+        tiles, chunks = np.unravel_index(np.argsort(last, axis=None, kind="stable"), last.shape)
+        units = (tiles, chunks, tiles, np.ones_like(tiles))
+        return np.stack(units, axis=1).astype(np.int32)
+    tiles = np.argsort(last.max(axis=1, initial=-1), kind="stable")
+    first, number = tiles, np.ones_like(tiles)
+    if granularity is Granularity.expert:
+        expert = layout.tiles[tiles, 0]
+        first = layout.expert_first_tile[expert]
+        number = layout.expert_first_tile[expert + 1] - first
+    return np.stack((tiles, np.zeros_like(tiles), first, number), axis=1).astype(np.int32)
+
+
+def _last_tickets(
+    records: NDArray[np.int32], num_m_tiles: int, gemm: KernelPlan
+) -> NDArray[np.int64]:  # (num_m_tiles, num_chunks)
+    """The place in the hand-out of the last output tile of each chunk of an M tile."""
+    num_n, num_chunks = gemm.num_n_tiles, gemm.num_chunks
+    tickets = np.arange(len(records) * num_n)
+    own = records[tickets // num_n]
+    there = place_of_ticket(
+        *(tickets, own[:, TileWord.group_place], own[:, TileWord.group_size]),
+        num_n_tiles=num_n,
+        num_chunks=num_chunks,
+    )
+    record = records[there.cluster_tile]
+    chunk = there.n_tile * num_chunks // num_n
+    last = np.full((num_m_tiles, num_chunks), -1, np.int64)
+    for above in range(gemm.cluster_m):
+        there_are = record[:, TileWord.valid] > above * gemm.tile_m
+        place = record[there_are, TileWord.m_tile] + above, chunk[there_are]
+        np.maximum.at(last, place, tickets[there_are])
+    return last
