@@ -152,15 +152,16 @@ def test_a_hundred_launches_of_changing_routing_stay_right(name):
         assert home.run() == [], f"launch {number}"
 
 
+@pytest.mark.parametrize("reduces", [Reduces.beside, Reduces.none])
 @pytest.mark.parametrize("case", [*({"copy": copy} for copy in Copy), SENT], ids=name_of)
-def test_rows_that_are_pushed_aside_change_nothing_at_home(case):
+def test_rows_that_are_pushed_aside_change_nothing_at_home(case, reduces):
     chosen = chosen_of({"num_chunks": 4, **case, "num_ranks": 2})
     (routing,) = routings_of(chosen, count=1)
     home = HomeCase(chosen, [routing])
     home.prepare(routing, 1)
     beside = fused_home_launch(
         *(home.group, home.layer, home.a),
-        reduces=Reduces.none,
+        reduces=reduces,
         push=chosen.push,
         sending=spare_table(home.group.heap),
     )

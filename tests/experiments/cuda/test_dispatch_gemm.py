@@ -254,3 +254,31 @@ def test_tiles_of_every_rank_are_uploaded_ahead_of_each_launch(trial, contender)
         assert int(words[int(Word.num_first)]) + int(words[int(Word.num_rest)]) == int(
             words[int(Word.num_sends)]
         )
+
+
+@pytest.mark.parametrize("contender", ["fused", "gemm_contended", "unsynced"])
+def test_rows_that_open_a_launch_are_those_of_ctas_that_begin_with_tiles(trial, contender):
+    trial.prepare(contender, LAUNCH)
+
+    for rank in trial.session.ranks:
+        words = trial.session.group.tensor(rank, Slot.words)
+        layout = trial.session.group.plans[rank].layout
+        tiles = int(words[int(Word.num_first_tiles)])
+        # Two experts of a rank with few rows each: the 54 CTAs begin with all its tiles.
+        assert 0 < tiles <= layout.num_tiles
+        assert int(words[int(Word.num_first)]) == min(
+            int(words[int(Word.num_sends)]), int(layout.tiles[:tiles, 2].sum())
+        )
+
+
+def test_nothing_stands_in_the_counters_that_tell_when_a_contended_gemm_may_begin(trial):
+    group = trial.session.group
+    for rank in trial.session.ranks:
+        group.tensor(rank, Slot.spare_ready).fill_(7)
+
+    trial.prepare("fused", LAUNCH)
+    kept = [bool(group.tensor(rank, Slot.spare_ready).all()) for rank in trial.session.ranks]
+    trial.prepare("gemm_contended", LAUNCH)
+
+    assert all(kept)
+    assert not any(group.tensor(rank, Slot.spare_ready).any() for rank in trial.session.ranks)

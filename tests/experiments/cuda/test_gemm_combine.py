@@ -269,3 +269,14 @@ def test_units_of_every_rank_are_uploaded_ahead_of_each_launch(trial, contender)
         num_units = int(words[int(Word.num_units)])
         assert num_units == layout.num_tiles * group.settings.num_chunks > 0
         assert int(words[int(Word.max_stored)]) == len(group.tensor(rank, Slot.tile_stored))
+
+
+def test_no_token_is_said_to_be_home_in_the_counters_of_a_contended_gemm(trial):
+    group = trial.session.group
+    for rank in trial.session.ranks:
+        group.tensor(rank, Slot.spare_token_ready).fill_(7)
+
+    trial.prepare("gemm_contended", LAUNCH)
+
+    ranks = trial.session.ranks
+    assert not any(group.tensor(rank, Slot.spare_token_ready).any() for rank in ranks)

@@ -119,7 +119,7 @@ def gemm_combine_entry(plan: HomePlan) -> Any:
             )
         else:
             finish = send = None
-            if cutlass.const_expr(plan.reduces is Reduces.beside):
+            if cutlass.const_expr(plan.stops_reducing):
                 finish = partial(_stop_reducing, plan, near, rank, lane)
             elif cutlass.const_expr(plan.roles is Roles.switch):
                 finish = partial(_reduce_behind, plan, near, rank, lane, ring, limit_ns, place.tape)

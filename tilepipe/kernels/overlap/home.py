@@ -88,6 +88,11 @@ class HomePlan:
         return self.constants.num_parts - 1 if self.reduces is Reduces.beside and apart else 0
 
     @property
+    def stops_reducing(self) -> bool:
+        """Whether reducing ends with the tiles, whatever is left."""
+        return self.reduces is Reduces.beside and self.num_reduced_parts > 0
+
+    @property
     def share(self) -> int:
         """Chunks of a row by which a piece that has come home raises its counter."""
         return self.constants.num_chunks // self.num_pieces
