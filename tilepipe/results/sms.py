@@ -134,7 +134,8 @@ def tail_ns(spans: Mapping[int, Sequence[Span]]) -> int:
     """GEMM -> combine: from the last tile of all ranks to their last reduced token, less what a
     push lags behind its tile; 0 where nothing is reduced.
 
-    The launch that a breakdown takes off reduces nothing and ends with its last push. That lag is
+    The launch that a breakdown takes off ends with its last push, or with its last tile where the
+    GEMM sends, whatever is left to reduce. That lag is
     the median over the last tenth of pieces; of the last push itself it would be longer, since
     tokens are being reduced beside it.
     """
