@@ -135,9 +135,8 @@ def tail_ns(spans: Mapping[int, Sequence[Span]]) -> int:
     push lags behind its tile; 0 where nothing is reduced.
 
     The launch that a breakdown takes off ends with its last push, or with its last tile where the
-    GEMM sends, whatever is left to reduce. That lag is
-    the median over the last tenth of pieces; of the last push itself it would be longer, since
-    tokens are being reduced beside it.
+    GEMM sends, whatever is left to reduce. That lag is the median over the last tenth of pieces; of
+    the last push itself it would be longer, since tokens are being reduced beside it.
     """
     tiles = [s.end_ns for found in spans.values() for s in found if s.kind is SpanKind.tile]
     reduced = [s.end_ns for found in spans.values() for s in found if s.kind is SpanKind.reduce]
