@@ -271,14 +271,23 @@ def test_rows_that_open_a_launch_are_those_of_ctas_that_begin_with_tiles(trial, 
         )
 
 
-def test_nothing_stands_in_the_counters_that_tell_when_a_contended_gemm_may_begin(trial):
+def test_nothing_stands_in_the_counters_that_tell_when_a_contended_gemm_may_begin(
+    trial, monkeypatch
+):
     group = trial.session.group
     for rank in trial.session.ranks:
         group.tensor(rank, Slot.spare_ready).fill_(7)
 
-    trial.prepare("fused", LAUNCH)
-    kept = [bool(group.tensor(rank, Slot.spare_ready).all()) for rank in trial.session.ranks]
-    trial.prepare("gemm_contended", LAUNCH)
+    opened = []
+    monkeypatch.setattr(group, "open", lambda **_: opened.append(spare_sum()))
 
-    assert all(kept)
-    assert not any(group.tensor(rank, Slot.spare_ready).any() for rank in trial.session.ranks)
+    def spare_sum():
+        return sum(int(group.tensor(rank, Slot.spare_ready).sum()) for rank in trial.session.ranks)
+
+    before = spare_sum()
+    for contender in ("fused", "gemm_contended"):
+        trial.prepare(contender, LAUNCH)
+        trial.run(contender)
+
+    assert opened == [before, 0]
+    assert before > 0

@@ -271,12 +271,22 @@ def test_units_of_every_rank_are_uploaded_ahead_of_each_launch(trial, contender)
         assert int(words[int(Word.max_stored)]) == len(group.tensor(rank, Slot.tile_stored))
 
 
-def test_no_token_is_said_to_be_home_in_the_counters_of_a_contended_gemm(trial):
+def test_no_token_is_said_to_be_home_in_the_counters_of_a_contended_gemm(trial, monkeypatch):
     group = trial.session.group
     for rank in trial.session.ranks:
         group.tensor(rank, Slot.spare_token_ready).fill_(7)
 
-    trial.prepare("gemm_contended", LAUNCH)
+    opened = []
+    monkeypatch.setattr(group, "open", lambda **_: opened.append(spare_sum()))
 
-    ranks = trial.session.ranks
-    assert not any(group.tensor(rank, Slot.spare_token_ready).any() for rank in ranks)
+    def spare_sum():
+        tensors = [group.tensor(rank, Slot.spare_token_ready) for rank in trial.session.ranks]
+        return sum(int(tensor.sum()) for tensor in tensors)
+
+    before = spare_sum()
+    for contender in ("fused", "gemm_contended"):
+        trial.prepare(contender, LAUNCH)
+        trial.run(contender)
+
+    assert opened == [before, 0]
+    assert before > 0

@@ -106,10 +106,6 @@ class CudaDispatchGemm:
             self.session.fill_rows_to_send(launch)
         num_ctas = self._num_ctas[contender]
         upload_layer(self.session.group, self._layer, num_gemm_ctas=num_ctas)
-        if contender == "gemm_contended":
-            # No gate zeroes what stands for the flags of rows that go elsewhere.
-            for rank in self.session.ranks:
-                self.session.group.tensor(rank, Slot.spare_ready).zero_()
 
     def poison(self, contender: str) -> None:
         for rank in self.session.ranks:
@@ -129,11 +125,18 @@ class CudaDispatchGemm:
         # Flags that are set let the GEMM run alone, or beside rows that go elsewhere.
         preset = contender in ("gemm_flags", "gemm_contended")
 
+        def opening() -> None:
+            if contender == "gemm_contended":
+                # No gate zeroes what stands for the flags of rows that go elsewhere.
+                for rank in self.session.ranks:
+                    group.tensor(rank, Slot.spare_ready).zero_()
+            group.open(exchange=True, preset=preset)
+
         def stage() -> None:
             for launch in launches:
                 launch()
 
-        return [("plan", partial(group.open, exchange=True, preset=preset)), ("stage", stage)]
+        return [("plan", opening), ("stage", stage)]
 
     def check(self, contender: str, rank: int, launch: int, stage: str) -> list[Verdict]:
         session = self.session

@@ -90,10 +90,6 @@ class CudaGemmCombine:
         upload_home(group, self._layer, num_gemm_ctas=num_ctas, walk=walk)
         if contender in self.checked:
             self._fill(launch)
-        if contender == "gemm_contended":
-            # No gate zeroes what stands for the flags of tokens elsewhere.
-            for rank in self.session.ranks:
-                group.tensor(rank, Slot.spare_token_ready).zero_()
 
     def _fill(self, launch: int) -> None:
         """Rows as the layer before would have made them, told by home and slot."""
@@ -119,8 +115,14 @@ class CudaGemmCombine:
         return self.session.time(self._parts(contender), whole=whole)
 
     def _parts(self, contender: str) -> list[Part]:
-        launches = self._launches[contender]
-        opening = partial(self.session.group.open, exchange=False, preset=contender == "reduce")
+        group, launches = self.session.group, self._launches[contender]
+
+        def opening() -> None:
+            if contender == "gemm_contended":
+                # No gate zeroes what stands for the flags of tokens elsewhere.
+                for rank in self.session.ranks:
+                    group.tensor(rank, Slot.spare_token_ready).zero_()
+            group.open(exchange=False, preset=contender == "reduce")
 
         def stage() -> None:
             for launch in launches:
