@@ -81,6 +81,9 @@ class CudaGemmCombine:
     def fused(self, num_stamps: int) -> BoundLaunch:
         return self._fused(num_stamps=num_stamps)
 
+    def contended(self, num_stamps: int) -> None:
+        """The tail is read from the fused launch alone."""
+
     def prepare(self, contender: str, launch: int) -> None:
         group = self.session.group
         whole = contender in ("sequential", "gemm_all")
@@ -114,21 +117,26 @@ class CudaGemmCombine:
         whole = contender in ("fused", "sequential", "push")
         return self.session.time(self._parts(contender), whole=whole)
 
-    def _parts(self, contender: str) -> list[Part]:
-        group, launches = self.session.group, self._launches[contender]
+    def opening(self, contender: str) -> Callable[[], None]:
+        group = self.session.group
 
-        def opening() -> None:
+        def open_launch() -> None:
             if contender == "gemm_contended":
                 # No gate zeroes what stands for the flags of tokens elsewhere.
                 for rank in self.session.ranks:
                     group.tensor(rank, Slot.spare_token_ready).zero_()
             group.open(exchange=False, preset=contender == "reduce")
 
+        return open_launch
+
+    def _parts(self, contender: str) -> list[Part]:
+        launches = self._launches[contender]
+
         def stage() -> None:
             for launch in launches:
                 launch()
 
-        return [("plan", opening), ("stage", stage)]
+        return [("plan", self.opening(contender)), ("stage", stage)]
 
     def check(self, contender: str, rank: int, launch: int, stage: str) -> list[Verdict]:
         session = self.session
