@@ -148,6 +148,7 @@ def run_job(job: str, num_iters: int, ctas: Iterable[int]) -> list[list[str]]:
 class _Launch:
     fused: Callable[[], None]
     num_gemm_ctas: int  # for which the last tiles are cut
+    num_first_ctas: int  # that begin with tiles
 
 
 class Bench:
@@ -204,7 +205,7 @@ class Bench:
                 fused = fused_home_launch(
                     *(group, self.layer, self.rows), roles=Roles.switch, push=push
                 )
-                num_gemm_ctas = ctas_beside(group, self.layer)
+                num_gemm_ctas = num_first_ctas = ctas_beside(group, self.layer)
             else:
                 fused = fused_launch(
                     *(group, self.layer, self.rows),
@@ -213,15 +214,22 @@ class Bench:
                     gates=True,
                 )
                 num_gemm_ctas = ctas_alone(group, self.layer)
+                num_first_ctas = ctas_beside(group, self.layer)
         except ValueError as error:
             return str(error)
-        self._launches[count] = _Launch(fused, num_gemm_ctas)
+        self._launches[count] = _Launch(fused, num_gemm_ctas, num_first_ctas)
         return self._checked(count)
 
     def _upload(self, count: int) -> None:
-        upload = upload_home if self.homeward else upload_layer
-        num_gemm_ctas = self._launches[count].num_gemm_ctas
-        upload(self.session.group, self.layer, num_gemm_ctas=num_gemm_ctas)
+        launch, group = self._launches[count], self.session.group
+        if self.homeward:
+            upload_home(group, self.layer, num_gemm_ctas=launch.num_gemm_ctas)
+        else:
+            upload_layer(
+                *(group, self.layer),
+                num_gemm_ctas=launch.num_gemm_ctas,
+                num_first_ctas=launch.num_first_ctas,
+            )
 
     def _checked(self, count: int) -> str:
         group, homeward = self.session.group, self.homeward

@@ -34,6 +34,7 @@ from tilepipe.fabric.table import Slot
 from tilepipe.kernels.group import DeviceGroup
 from tilepipe.kernels.launcher import Knobs
 from tilepipe.kernels.overlap.group import spare_table
+from tilepipe.kernels.overlap.home import Reduces
 from tilepipe.kernels.overlap.home_group import fused_home_launch, gemm_home_launch, upload_home
 from tilepipe.measure.contenders import run_interleaved
 
@@ -145,7 +146,7 @@ class HomeBench:
             "push_split": Contender([group.push], split),
             "push_free": Contender([free.push], split),
             "reduce": Contender([group.reduce], split, preset=True),
-            "gemm_contended": Contender([fused(reduces=False, sending=self.spare)], split),
+            "gemm_contended": Contender([fused(reduces=Reduces.none, sending=self.spare)], split),
         }
 
     def point(self, knobs: Knobs, num_iters: int) -> list[list[Any]]:

@@ -25,6 +25,7 @@ from tilepipe.config.schemas import Config
 from tilepipe.fabric.table import Slot, Word
 from tilepipe.kernels.group import DeviceGroup
 from tilepipe.kernels.launcher import Knobs
+from tilepipe.kernels.overlap.home import Reduces
 from tilepipe.kernels.overlap.home_group import fused_home_launch, gemm_home_launch, upload_home
 from tilepipe.measure.contenders import run_interleaved
 
@@ -106,7 +107,9 @@ class WaysBench(HomeBench):
         # What sending costs by itself: nobody reduces.
         for walk in Walk:
             group = self.group_by(knobs, walk, 4)
-            sent = fused_home_launch(group, self.layer, self.a, push=Push.epilogue, reduces=False)
+            sent = fused_home_launch(
+                group, self.layer, self.a, push=Push.epilogue, reduces=Reduces.none
+            )
             found[f"sent_{walk.name}_4"] = self.way(group, Contender([sent], split))
         for name, (push, walk, num_chunks) in WAYS.items():
             sys.stderr.write(f"{num_ctas} {name}\n")

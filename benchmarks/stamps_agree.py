@@ -1,11 +1,11 @@
 """What stamps cost fused launches, and whether they agree with the breakdown's own terms.
 
-    python -m benchmarks.stamps_agree FOLDER [NAME ...] [--limit-s 120]
+    python -m benchmarks.stamps_agree FOLDER [NAME ...] [--limit-s 60] [--lock FILE]
 
 Workload deepseek_v3_ep8_rank unless a job says otherwise, 4096 tokens, one GPU. A process a job,
-all at once: they compile beside each other, and a lock lets one of them use the GPU at a time.
-FOLDER gets a JSON file a job, `timeline-NAME.parquet` with the spans, and `agreement.csv`. A job
-compares what fused and stamped launches leave with the FP32 oracle.
+all at once: they compile, and read what launches have left, beside each other, and a lock lets one
+of them launch at a time. FOLDER gets a JSON file a job, `timeline-NAME.parquet` with the spans, and
+`agreement.csv`. A job compares what fused and stamped launches leave with the FP32 oracle.
 """
 
 import argparse
@@ -31,7 +31,6 @@ JOBS = {
     "dispatch_paced": f"{_DISPATCH} kernel.roles=switch launch.pace_gbps=200",
     "dispatch_8_ranks": "kernel=dispatch_gemm kernel.num_comm_ctas=2 workload=deepseek_v3 "
     "workload.num_tokens=512 launch.num_ranks=8",
-    "combine_epilogue": "kernel=gemm_combine",
     "combine_switch": f"{_COMBINE} kernel.roles=switch",
     "combine_fixed": f"{_COMBINE} kernel.roles=fixed",
     "combine_tma": f"{_COMBINE} kernel.roles=switch kernel.copy=tma",
@@ -42,9 +41,11 @@ JOBS = {
 }
 _TIMED = ("fused", "gemm_contended")
 _NUM_ITERS = 15
+_NUM_PAIRS = 7  # of launches with stamps and without
 _COLUMNS = (
     *("job", "fused_us", "contended_us", "stamping_cost", "term", "breakdown_us", "low_us"),
-    *("high_us", "stamped_us", "allowed_us", "agrees", "kernel_us", "spans_us", "sms", "faults"),
+    *("high_us", "stamped_us", "allowed_us", "agrees", "kernel_us", "spans_us", "sms"),
+    *("contended_sms", "faults"),
 )
 
 
@@ -71,32 +72,44 @@ def config_of(words: str) -> Any:
     return config
 
 
-def run_job(name: str, folder: Path) -> None:
+def run_job(name: str, folder: Path, lock_file: Path) -> None:
     """Time fused and contended launches, record stamped ones, write what they say."""
+    from tilepipe.experiments.cuda.recording import FIRST_ROOM, take
     from tilepipe.experiments.cuda.session import opened_session
+    from tilepipe.kernels.kept import codes_kept, default_folder
 
     config = config_of(JOBS[name])
     kind = import_module(f"tilepipe.experiments.cuda.{config.operation.name}").TRIAL
-    with opened_session(config, kind.memory(config)) as session:
+    with codes_kept(default_folder()), opened_session(config, kind.memory(config)) as session:
         trial = kind(session)
-        trial.fused(1024)  # compiled before the GPU is asked for
-        with (folder / "lock").open("w") as lock:
+        trial.fused(FIRST_ROOM)  # compiled before the GPU is asked for
+        with lock_file.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            row, spans = _measured(name, config, trial)
+            series = _series(trial)
+            taken = take(trial, 1000, num_pairs=_NUM_PAIRS)
+            faults = [
+                verdict.detail
+                for rank in session.ranks
+                for verdict in trial.check("fused", rank, 1000, "after")
+                if not verdict.passed
+            ]
+        row, spans = _read(name, config, series, taken)
+    row["faults"] = "; ".join(faults)
     (folder / f"{name}.json").write_text(json.dumps(row))
     _write_spans(folder / f"timeline-{name}.parquet", spans)
 
 
-def _measured(name: str, config: Any, trial: Any) -> tuple[dict[str, Any], Any]:
+def _read(name: str, config: Any, series: Any, taken: Any) -> tuple[dict[str, Any], Any]:
+    """What launches say, and the spans of one of them, by rank."""
     import numpy as np
 
-    from tilepipe.experiments.cuda.recording import record
+    from tilepipe.experiments.cuda.recording import told
     from tilepipe.results.sms import agreement
 
-    session = trial.session
-    fused, contended = _series(trial)
-    recorded = record(trial, 1000)
-    counts = recorded.counts[session.ranks[0]]
+    fused, contended = series
+    recorded = told(taken)
+    first = min(recorded.spans)
+    counts = recorded.counts[first]
     term = "tail" if config.operation.name == "gemm_combine" else "late"
     measured = _difference(fused, contended)
     stamped_ns = counts[f"stamped_{term}_ns"]
@@ -117,13 +130,8 @@ def _measured(name: str, config: Any, trial: Any) -> tuple[dict[str, Any], Any]:
         "agrees": found.holds,
         "kernel_us": counts["recorded_ns"] / 1e3,
         "spans_us": spans_ns / 1e3,
-        "sms": _roles(recorded.spans[session.ranks[0]]),
-        "faults": "; ".join(
-            verdict.detail
-            for rank in session.ranks
-            for verdict in trial.check("fused", rank, 1000, "after")
-            if not verdict.passed
-        ),
+        "sms": _roles(recorded.spans[first]),
+        "contended_sms": _roles(taken.contended[-1].spans()[first]) if taken.contended else "",
     }
     return row, recorded.spans
 
@@ -192,11 +200,12 @@ def _write_spans(path: Path, spans: Any) -> None:
     pq.write_table(pa.table(columns), path)
 
 
-def _run_all(names: list[str], folder: Path, limit_s: float) -> list[str]:
+def _run_all(names: list[str], folder: Path, limit_s: float, lock: Path) -> list[str]:
     """Those that have failed."""
     running = {}
     for name in names:
         words = (sys.executable, "-m", __spec__.name, str(folder), "--job", name)
+        words += ("--lock", str(lock))
         log = (folder / f"{name}.log").open("w")
         running[name] = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT)
     ends = time.monotonic() + limit_s
@@ -216,13 +225,15 @@ def main() -> int | str:
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(JOBS))
     parser.add_argument("--limit-s", type=float, default=180.0)
+    parser.add_argument("--lock", type=Path, help="the file that launches take turns by")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     typed = parser.parse_args()
     typed.folder.mkdir(parents=True, exist_ok=True)
+    lock = typed.lock or typed.folder / "lock"
     if typed.job:
-        run_job(typed.job, typed.folder)
+        run_job(typed.job, typed.folder, lock)
         return 0
-    failed = _run_all(typed.names or list(JOBS), typed.folder, typed.limit_s)
+    failed = _run_all(typed.names or list(JOBS), typed.folder, typed.limit_s, lock)
     rows = [json.loads(path.read_text()) for path in sorted(typed.folder.glob("*.json"))]
     with (typed.folder / "agreement.csv").open("w", newline="") as sink:
         writer = csv.DictWriter(sink, _COLUMNS)

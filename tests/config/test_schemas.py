@@ -138,8 +138,9 @@ REFUSED = [
     (
         "hardware=h100_x8 kernel.num_comm_ctas=auto",
         "kernel.num_comm_ctas=auto: it is chosen by hardware.simt_cta_gbps, "
-        "hardware.beside_gemm_share, hardware.reached_tflops, hardware.reached_link_gbps, which "
-        "hardware=h100_x8 does not tell; type them and their sources, or counts to sweep",
+        "hardware.beside_gemm_share, hardware.beside_gemm_gbps, hardware.reached_tflops, "
+        "hardware.reached_link_gbps, which hardware=h100_x8 does not tell; "
+        "type them and their sources, or counts to sweep",
     ),
     (
         "hardware=h200_x1 kernel.copy=tma hardware.tma_cta_gbps=null kernel.num_comm_ctas=auto",

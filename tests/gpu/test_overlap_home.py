@@ -26,6 +26,7 @@ from tilepipe.fabric.watch import WatchdogTimeout  # noqa: E402
 from tilepipe.kernels.gemm.choices import Consumers  # noqa: E402
 from tilepipe.kernels.gemm.plan import GemmTuning  # noqa: E402
 from tilepipe.kernels.overlap.group import spare_table  # noqa: E402
+from tilepipe.kernels.overlap.home import Reduces  # noqa: E402
 from tilepipe.kernels.overlap.home_group import fused_home_launch  # noqa: E402
 from tilepipe.measure.gate import BF16_POISON  # noqa: E402
 
@@ -151,15 +152,16 @@ def test_a_hundred_launches_of_changing_routing_stay_right(name):
         assert home.run() == [], f"launch {number}"
 
 
+@pytest.mark.parametrize("reduces", [Reduces.beside, Reduces.none])
 @pytest.mark.parametrize("case", [*({"copy": copy} for copy in Copy), SENT], ids=name_of)
-def test_rows_that_are_pushed_aside_change_nothing_at_home(case):
+def test_rows_that_are_pushed_aside_change_nothing_at_home(case, reduces):
     chosen = chosen_of({"num_chunks": 4, **case, "num_ranks": 2})
     (routing,) = routings_of(chosen, count=1)
     home = HomeCase(chosen, [routing])
     home.prepare(routing, 1)
     beside = fused_home_launch(
         *(home.group, home.layer, home.a),
-        reduces=False,
+        reduces=reduces,
         push=chosen.push,
         sending=spare_table(home.group.heap),
     )

@@ -13,7 +13,7 @@ from tests.kernels.test_gemm_code import LAUNCH_REGISTERS
 from tilepipe.config.choices import Copy, Granularity, Layout, Push, Roles, Walk
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.gemm.plan import GemmProblem, GemmTuning, plan_gemm
-from tilepipe.kernels.overlap.home import HomePlan, plan_home_launch
+from tilepipe.kernels.overlap.home import HomePlan, Reduces, plan_home_launch
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -23,6 +23,7 @@ PLANS = {
     "tma_cluster": (Push.ctas, Copy.tma, 8, Granularity.token, 2, Walk.expert),
     "sent": (Push.epilogue, Copy.simt, 1, Granularity.tile, 1, Walk.chunk),
     "sent_cluster": (Push.epilogue, Copy.simt, 8, Granularity.tile, 2, Walk.expert),
+    "sent_beside": (Push.epilogue, Copy.simt, 1, Granularity.tile, 1, Walk.chunk),
 }
 
 
@@ -67,6 +68,7 @@ def compiled(request):
             num_warps=8,
         ),
         roles=Roles.switch,
+        reduces=Reduces.beside if request.param == "sent_beside" else Reduces.all,
         table_slots=NUM_SLOTS,
         num_launch_ranks=num_ranks,
         a_rank_pitch=4096 * 2048,
@@ -142,8 +144,15 @@ def test_rows_that_are_sent_are_stored_16_bytes_a_lane_and_not_by_tma(compiled):
     assert bool(by_tma) == (compiled.plan.push is Push.ctas)
     if compiled.plan.push is Push.epilogue:
         wide = [code for code in compiled.machine.opcodes if code.startswith("STG.E.NA.128")]
-        # Of a warpgroup four rounds of each of four blocks; and the sums of the reduction, twice.
-        assert len(wide) >= 16 + 2
+        # Of a warpgroup four rounds of each of four blocks; and the sums of the reduction, by who
+        # does nothing else and by who has multiplied.
+        assert len(wide) >= 16 + (1 if compiled.plan.stops_reducing else 2)
+
+
+def test_only_who_reduces_beside_tiles_takes_the_queue_to_its_end(compiled):
+    taken = compiled.ptx.count("atom.global.max.s32") + compiled.ptx.count("red.global.max.s32")
+
+    assert (taken > 0) == compiled.plan.stops_reducing
 
 
 def test_nothing_is_read_through_the_read_only_path(compiled):

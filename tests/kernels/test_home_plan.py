@@ -16,6 +16,7 @@ from tilepipe.kernels.gemm.tiles import pack_cluster_tiles
 from tilepipe.kernels.overlap.home import (
     REDUCING_WARPS,
     RING_BYTES,
+    Reduces,
     home_gemm_bytes,
     order_units,
     plan_home_launch,
@@ -204,6 +205,26 @@ def test_what_is_staged_is_sent_a_tile_wide_and_nothing_is_stored_here_by_tma():
     assert sent.gemm.clip is None
 
 
+@pytest.mark.parametrize(
+    ("push", "by_rank", "beside"),
+    [(Push.epilogue, False, 3), (Push.epilogue, True, 0), (Push.ctas, False, 0)],
+)
+def test_all_parts_but_the_last_are_reduced_beside_a_gemm_that_sends(push, by_rank, beside):
+    problem = replace(PROBLEM, sends=push is Push.epilogue)
+    constants = replace(CONSTANTS, num_parts=4, by_rank=by_rank)
+
+    plans = {
+        reduces: plan_home_launch(gemm_plan(problem), constants, reduces=reduces, **SETTINGS)
+        for reduces in Reduces
+    }
+
+    parts = {reduces: plan.num_reduced_parts for reduces, plan in plans.items()}
+    assert parts == {Reduces.all: 4, Reduces.beside: beside, Reduces.none: 0}
+    assert [key for key, plan in plans.items() if plan.stops_reducing] == [Reduces.beside] * (
+        beside > 0
+    )
+
+
 @given(
     num_tokens=st.integers(1, 5),
     num_vectors=st.integers(1, 130),
@@ -226,6 +247,10 @@ def test_units_of_all_parts_cover_every_byte_of_every_token_once_part_after_part
 
     assert (seen == 1).all()
     assert order == sorted(order)
+    for parts in range(1, num_parts + 1):
+        first = num_units_of(constants, num_tokens, parts)
+        assert {part for part, *_ in order[:first]} == set(range(parts))
+        assert all(part >= parts for part, *_ in order[first:])
 
 
 @given(

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,8 +13,11 @@ from tilepipe.config.choices import Copy, Granularity, Layout, Roles
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.gemm.choices import Clip
 from tilepipe.kernels.gemm.plan import GemmProblem, GemmTuning, plan_gemm
-from tilepipe.kernels.overlap.plan import plan_overlap, split_chip
+from tilepipe.kernels.gemm.tiles import TileWord, pack_cluster_tiles, place_of_ticket
+from tilepipe.kernels.overlap.plan import num_first_tiles, plan_overlap, split_chip
 from tilepipe.kernels.residency import Residency
+from tilepipe.schedule.layout import make_layout
+from tilepipe.schedule.settings import PlanSettings
 
 PROBLEM = GemmProblem(
     n=4096,
@@ -163,3 +167,64 @@ def test_clusters_that_find_no_pair_of_sms_are_refused_and_all_that_do_are_not(
     with pytest.raises(ValueError, match=re.escape(sentence)):
         launch.FusedLaunch(plan, split_of(132), limit_ns=1)
     assert launch.FusedLaunch(plan, split_of(120), limit_ns=1).residency is held
+
+
+def first_tiles_of(rows, num_gemm_ctas, **tuning):
+    """M tiles that CTAs begin with, as planned and as tickets say one by one."""
+    gemm = plan_gemm(
+        replace(PROBLEM, num_experts=len(rows)), GemmTuning(**tuning), num_gemm_ctas=4, num_sms=132
+    )
+    settings = PlanSettings(
+        num_ranks=1,
+        num_experts=len(rows),
+        num_topk=1,
+        layout=Layout.packed,
+        num_n_tiles=gemm.num_n_tiles,
+    )
+    layout = make_layout(0, np.array([rows], np.int32), settings)
+    records = pack_cluster_tiles(
+        layout,
+        tile_m=gemm.tile_m,
+        cluster_m=gemm.cluster_m,
+        raster_m=gemm.tuning.raster_m,
+        plan_tile_m=settings.tile_m,
+    )
+    begun = {0}
+    for ticket in range(min(num_gemm_ctas // gemm.cluster_m, len(records) * gemm.num_n_tiles)):
+        own = records[ticket // gemm.num_n_tiles]
+        there = place_of_ticket(
+            ticket,
+            int(own[TileWord.group_place]),
+            int(own[TileWord.group_size]),
+            num_n_tiles=gemm.num_n_tiles,
+            num_chunks=gemm.num_chunks,
+        )
+        record = records[there.cluster_tile]
+        num_tiles = -(-int(record[TileWord.valid]) // settings.tile_m)
+        begun |= {int(record[TileWord.m_tile]) + above + 1 for above in range(num_tiles)}
+    planned = num_first_tiles(
+        records, gemm, num_m_tiles=layout.num_tiles, num_gemm_ctas=num_gemm_ctas
+    )
+    return planned, max(begun)
+
+
+@given(
+    rows=st.lists(st.integers(0, 900), min_size=1, max_size=5),
+    num_gemm_ctas=st.integers(1, 132),
+    cluster_m=st.sampled_from([1, 2]),
+    raster_m=st.sampled_from([1, 2, 8]),
+)
+def test_first_tiles_are_those_of_the_first_tickets_and_no_more(
+    rows, num_gemm_ctas, cluster_m, raster_m
+):
+    planned, begun = first_tiles_of(rows, num_gemm_ctas, cluster_m=cluster_m, raster_m=raster_m)
+
+    assert planned == begun
+
+
+def test_a_round_of_tiles_opens_with_the_rows_of_one_group_and_not_of_two():
+    # 1024 rows of an expert are a group of 8 M tiles by 16 N tiles.
+    assert [first_tiles_of([1024] * 4, ctas)[0] for ctas in (14, 125, 128, 129, 132)] == [
+        *(8, 8, 8),
+        *(9, 12),
+    ]

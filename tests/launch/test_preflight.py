@@ -47,8 +47,8 @@ def test_a_number_that_is_to_be_found_is_refused_where_nothing_was_measured():
     assert refusal(known) == ""
     assert refusal(unknown) == (
         "kernel.num_comm_ctas=auto: it is chosen by hardware.tma_cta_gbps, "
-        "hardware.beside_gemm_share, hardware.reached_tflops, which hardware=h100_x1 does not "
-        "tell; type them and their sources, or counts to sweep"
+        "hardware.beside_gemm_share, hardware.beside_gemm_gbps, hardware.reached_tflops, "
+        "which hardware=h100_x1 does not tell; type them and their sources, or counts to sweep"
     )
     assert refusal(alone) == (
         "kernel.num_comm_ctas=auto: combine alone has no best count to find; type counts to sweep"

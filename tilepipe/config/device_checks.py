@@ -59,7 +59,8 @@ def _check_auto(config: Config, kernel: CommunicationKernel) -> None:
     require(isinstance(kernel, FusedKernel), "kernel.num_comm_ctas", "auto", allowed)
     assert kernel.copy is not None, "null is refused on a GPU"
     hardware = config.hardware
-    needed = [f"{kernel.copy.name}_cta_gbps", "beside_gemm_share", "hbm_gbps", "reached_tflops"]
+    needed = [f"{kernel.copy.name}_cta_gbps", "beside_gemm_share", "beside_gemm_gbps"]
+    needed += ["hbm_gbps", "reached_tflops"]
     if config.launch.fabric is Fabric.nvshmem:
         needed.append("reached_link_gbps")
     missing = [f"hardware.{key}" for key in needed if getattr(hardware, key) is None]

@@ -99,6 +99,8 @@ class Hardware:
     tma_cta_gbps_source: str | None = None
     beside_gemm_share: float | None = None  # of those rates, what is left beside a GEMM
     beside_gemm_share_source: str | None = None
+    beside_gemm_gbps: float | None = None  # rows that ever more CTAs would move beside a GEMM
+    beside_gemm_gbps_source: str | None = None
     reached_link_gbps: float | None = None  # by a plain copy of rows, one GPU, one direction
     reached_link_gbps_source: str | None = None
     reached_tflops: float | None = None  # by our grouped GEMM on all SMs, rows of padding counted

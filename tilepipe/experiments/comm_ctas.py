@@ -74,6 +74,7 @@ def rates_of(config: Config, *, num_sms: int) -> Rates:
         num_sms=own_sms,
         cta_gbps=_told(hardware.tma_cta_gbps if by_bulk else hardware.simt_cta_gbps),
         beside_gemm=_told(hardware.beside_gemm_share),
+        shared_gbps=_told(hardware.beside_gemm_gbps) / on_gpu,
         memory_gbps=_told(hardware.hbm_gbps) / 2 / on_gpu,
         tflops=_told(hardware.reached_tflops) * own_sms / num_sms,
         link_gbps=launch.pace_gbps if shares_gpu else reached_gbps,

@@ -51,6 +51,7 @@ def reduce_tokens(
     waiting: cutlass.Constexpr,  # False: all rows are known to be home
     limit_ns: Int64,
     tape: cutlass.Constexpr = None,  # of the warp; None: it leaves no stamps
+    num_parts: cutlass.Constexpr = None,  # of a token that are reduced, the first ones; None: all
     order: cutlass.Constexpr = None,  # slot that lists tokens in their order; None: by number
 ):
     """Reduce tokens of `rank`, in their order, each once its rows are home; with parts, the same of
@@ -62,7 +63,7 @@ def reduce_tokens(
     words = address(table, rank, Slot.words)
     columns, stages = columns_of(constants), stages_of(constants)
     num_tokens = buffer(words, Int32)[int(Word.num_tokens)]
-    num_units = num_units_of(constants, num_tokens)
+    num_units = num_units_of(constants, num_tokens, num_parts)
     if cutlass.const_expr(constants.num_parts > 1):
         num_tokens = cutlass.max(num_tokens, 1)  # divided by
     queue = word(words, Word.reduce_queue)

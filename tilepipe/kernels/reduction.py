@@ -73,9 +73,9 @@ def columns_of(constants: Constants) -> int:
     return max(1, -(-_part_columns(constants) // units_of(constants)))
 
 
-def num_units_of(constants: Constants, num_tokens: Any) -> Any:
-    """Units of so many tokens."""
-    return num_tokens * (units_of(constants) * constants.num_parts)
+def num_units_of(constants: Constants, num_tokens: Any, num_parts: int | None = None) -> Any:
+    """Units of so many tokens, of their first parts or, None, of all."""
+    return num_tokens * (units_of(constants) * (num_parts or constants.num_parts))
 
 
 def unit_at(constants: Constants, number: Any, num_tokens: Any) -> Unit:

@@ -34,6 +34,8 @@ _RANK = {
     )
 }
 
+_AT_TILES = (SpanKind.wait, SpanKind.copy, SpanKind.tile)
+
 
 def sm_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
     """The spans of one rank with one lane for each SM; lanes without a warp stay as they are."""
@@ -109,34 +111,45 @@ def role_times(spans: Iterable[Span]) -> dict[str, RoleTimes]:
     return told
 
 
-def late_ns(spans: Mapping[int, Sequence[Span]]) -> int:
-    """Dispatch -> GEMM: how much longer a launch takes since rows come late, by its spans.
+def late_ns(spans: Mapping[int, Sequence[Span]], contended: Mapping[int, Sequence[Span]]) -> int:
+    """Dispatch -> GEMM: how much longer a launch takes since rows come late, by its spans and those
+    of a launch that sends as many rows elsewhere and finds its own all there.
 
-    The time for which an SM that multiplies does nothing but wait for rows, averaged over those
-    SMs: tiles are handed out late, so what one of them loses all make good. Of the rank that loses
-    most; 0 where nothing is multiplied.
+    SMs wait for rows, and multiply slower once waiting has put them out of step. So what counts is
+    how much longer SMs are at tiles here than there: waiting for rows, loading and multiplying. As
+    mean of the SMs that multiply: tiles are handed out late, so what one of them loses all make
+    good. Of the rank that takes longest in each launch, which ends with it; 0 where nothing is
+    multiplied.
     """
-    return max((_late_of(found) for found in spans.values()), default=0)
+    here_ns, there_ns = [0.0], [0.0]
+    for rank, found in spans.items():
+        num_sms, here = _at_tiles(found)
+        if num_sms:
+            # Those of this launch: who sends may get to tiles in one of the two alone.
+            here_ns.append(here / num_sms)
+            there_ns.append(_at_tiles(contended[rank])[1] / num_sms)
+    return round(max(here_ns) - max(there_ns))
 
 
-def _late_of(spans: Sequence[Span]) -> int:
+def _at_tiles(spans: Sequence[Span]) -> tuple[int, int]:
+    """How many SMs multiply, and ns for which all of them together are at tiles."""
     merged = sm_spans(spans)
     sms = {span.lane for span in merged if span.kind is SpanKind.tile}
-    lost = sum(
+    whole = sum(
         span.end_ns - span.start_ns
         for span in merged
-        if span.kind is SpanKind.wait and span.role is SpanRole.compute and span.lane in sms
+        if span.role is SpanRole.compute and span.kind in _AT_TILES and span.lane in sms
     )
-    return round(lost / len(sms)) if sms else 0
+    return len(sms), whole
 
 
 def tail_ns(spans: Mapping[int, Sequence[Span]]) -> int:
     """GEMM -> combine: from the last tile of all ranks to their last reduced token, less what a
     push lags behind its tile; 0 where nothing is reduced.
 
-    The launch that a breakdown takes off reduces nothing and ends with its last push. That lag is
-    the median over the last tenth of pieces; of the last push itself it would be longer, since
-    tokens are being reduced beside it.
+    The launch that a breakdown takes off ends with its last push, or with its last tile where the
+    GEMM sends, whatever is left to reduce. That lag is the median over the last tenth of pieces; of
+    the last push itself it would be longer, since tokens are being reduced beside it.
     """
     tiles = [s.end_ns for found in spans.values() for s in found if s.kind is SpanKind.tile]
     reduced = [s.end_ns for found in spans.values() for s in found if s.kind is SpanKind.reduce]

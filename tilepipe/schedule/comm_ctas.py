@@ -5,7 +5,7 @@ Knows nothing of configuration files, kernels and GPUs; rates come from the hard
 Of a rank, on its S SMs, with c communication CTAs; times in ns, rates in 1e9 byte/s:
 
     gemm(g) = tiles x tile / g                 the last tiles are cut, so there are no whole waves
-    comm(c) = max(moved / (c x cta x beside), moved / memory, linked / link)
+    comm(c) = max(moved / (c x cta x beside) + moved / shared, linked / link)
     roll(c) = what the first tiles wait for, or the last ones leave, moved by c CTAs alone
 
     dispatch -> GEMM, fixed    max(gemm(S - c) + roll(c), margin x comm(c))
@@ -17,6 +17,10 @@ Where tiles are sent as they are made (push=epilogue) those CTAs have tokens to 
 else, as they complete: all parts of a token but the last while others are multiplied.
 
     GEMM -> combine, sent      max(gemm(S - c), linked / link) + what is then left to reduce
+
+Beside a GEMM each CTA is slower than alone, and the slower the more of them there are: memory that
+a GEMM leaves to them all is one more stretch of every row's way (`shared`; pushes of 2 to 12 CTAs
+take as long as this says within 5 %).
 
 With switch a CTA that has sent all takes tiles of dispatch -> GEMM, so c costs the GEMM only as
 long as communication lasts; where the link is the limit more CTAs only wait longer. `margin` keeps
@@ -35,7 +39,7 @@ from numpy.typing import NDArray
 from tilepipe.config.choices import Operation, Push, Roles
 from tilepipe.schedule.settings import PlanSettings
 
-__all__ = ["Rates", "Work", "best_num_comm_ctas", "modelled_ns", "work_of"]
+__all__ = ["Rates", "Work", "beside_gbps", "best_num_comm_ctas", "modelled_ns", "work_of"]
 
 # Rows shall be there a fifth before the GEMM could need the last of them.
 _MARGIN = 1.25
@@ -49,7 +53,8 @@ class Rates:
 
     num_sms: int
     cta_gbps: float  # of a communication CTA, the chip otherwise idle
-    beside_gemm: float  # share of it that is left beside a GEMM
+    beside_gemm: float  # share of it that is left beside a GEMM to one CTA
+    shared_gbps: float  # that ever more CTAs would reach there
     memory_gbps: float  # of rows that are read once and written once
     tflops: float  # of the GEMM on all SMs of the rank
     link_gbps: float | None  # each way; None: nothing limits what crosses
@@ -90,8 +95,9 @@ def work_of(
     away = np.where(stays, 0, between)
     rows_here = counts.sum(axis=0, dtype=np.int64).reshape(settings.num_ranks, -1)
     m_tiles = int((-(-rows_here // settings.tile_m)).sum(axis=1).max())
-    wave = -(-num_sms // settings.num_n_tiles)
-    first_rows = -(-wave // settings.raster_m) * settings.raster_m * settings.tile_m
+    num_groups, begun = divmod(num_sms, settings.raster_m * settings.num_n_tiles)
+    first_tiles = num_groups * settings.raster_m + min(begun, settings.raster_m)
+    first_rows = first_tiles * settings.tile_m
     sent, received = int(between.sum(axis=1).max()), int(between.sum(axis=0).max())
     last_rows = -(-num_sms * settings.tile_m // settings.num_n_tiles)
     reduced = sent * row_bytes if homeward else 0
@@ -121,8 +127,7 @@ def modelled_ns(
         beside_ns = max(
             _gemm_ns(work, rates, num_sms - num_comm_ctas), _link_ns(rates, work.linked_bytes)
         )
-        reducing_gbps = num_comm_ctas * rates.cta_gbps * rates.beside_gemm
-        early = min(work.early_bytes, beside_ns * reducing_gbps)
+        early = min(work.early_bytes, beside_ns * beside_gbps(rates, num_comm_ctas))
         return beside_ns + (work.reduced_bytes - early) / _copied_gbps(rates, everyone)
     if operation is Operation.gemm_combine:
         beside_ns = max(_gemm_ns(work, rates, num_sms - num_comm_ctas), late_ns)
@@ -176,8 +181,14 @@ def _link_ns(rates: Rates, linked_bytes: float) -> float:
 
 def _comm_ns(work: Work, rates: Rates, num_ctas: int) -> float:
     """All rows, moved beside a GEMM."""
-    gbps = min(num_ctas * rates.cta_gbps * rates.beside_gemm, rates.memory_gbps)
-    return max(work.moved_bytes / gbps, _link_ns(rates, work.linked_bytes))
+    copied_ns = work.moved_bytes / beside_gbps(rates, num_ctas)
+    return max(copied_ns, _link_ns(rates, work.linked_bytes))
+
+
+def beside_gbps(rates: Rates, num_ctas: int) -> float:
+    """Rows that communication CTAs move beside a GEMM, 1e9 byte/s."""
+    own_gbps = num_ctas * rates.cta_gbps * rates.beside_gemm
+    return own_gbps * rates.shared_gbps / (own_gbps + rates.shared_gbps)
 
 
 def _alone_ns(work: Work, rates: Rates, num_bytes: int, num_ctas: int) -> float:

@@ -231,6 +231,17 @@ def test_flags_are_set_ahead_where_nothing_shall_wait(trial, monkeypatch, conten
     assert opened == [opening]
 
 
+def test_launches_that_leave_stamps_send_and_multiply_like_those_that_are_timed(trial):
+    del PlainLaunch.made[:]
+
+    trial.fused(64)
+    trial.contended(64)
+
+    told = [(made.sends_aside, made.plan.num_stamps) for made in PlainLaunch.made]
+    assert told == [(False, 64), (True, 64)]
+    assert len({made.plan for made in PlainLaunch.made}) == 1, "compiled once"
+
+
 def test_the_whole_launch_is_timed_of_operations_and_the_stage_of_rungs(trial):
     asked = []
     trial.session.time = lambda parts, whole: asked.append(([name for name, _ in parts], whole))
@@ -254,3 +265,40 @@ def test_tiles_of_every_rank_are_uploaded_ahead_of_each_launch(trial, contender)
         assert int(words[int(Word.num_first)]) + int(words[int(Word.num_rest)]) == int(
             words[int(Word.num_sends)]
         )
+
+
+@pytest.mark.parametrize("contender", ["fused", "gemm_contended", "unsynced"])
+def test_rows_that_open_a_launch_are_those_of_ctas_that_begin_with_tiles(trial, contender):
+    trial.prepare(contender, LAUNCH)
+
+    for rank in trial.session.ranks:
+        words = trial.session.group.tensor(rank, Slot.words)
+        layout = trial.session.group.plans[rank].layout
+        tiles = int(words[int(Word.num_first_tiles)])
+        # Two experts of a rank with few rows each: the 54 CTAs begin with all its tiles.
+        assert 0 < tiles <= layout.num_tiles
+        assert int(words[int(Word.num_first)]) == min(
+            int(words[int(Word.num_sends)]), int(layout.tiles[:tiles, 2].sum())
+        )
+
+
+def test_nothing_stands_in_the_counters_that_tell_when_a_contended_gemm_may_begin(
+    trial, monkeypatch
+):
+    group = trial.session.group
+    for rank in trial.session.ranks:
+        group.tensor(rank, Slot.spare_ready).fill_(7)
+
+    opened = []
+    monkeypatch.setattr(group, "open", lambda **_: opened.append(spare_sum()))
+
+    def spare_sum():
+        return sum(int(group.tensor(rank, Slot.spare_ready).sum()) for rank in trial.session.ranks)
+
+    before = spare_sum()
+    for contender in ("fused", "gemm_contended"):
+        trial.prepare(contender, LAUNCH)
+        trial.run(contender)
+
+    assert opened == [before, 0]
+    assert before > 0

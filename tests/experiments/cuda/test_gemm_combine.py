@@ -20,6 +20,7 @@ from tilepipe.fabric.table import Slot, Word  # noqa: E402
 from tilepipe.kernels.group import DeviceGroup  # noqa: E402
 from tilepipe.kernels.overlap import group as fused  # noqa: E402
 from tilepipe.kernels.overlap.group import spare_table  # noqa: E402
+from tilepipe.kernels.overlap.home import Reduces  # noqa: E402
 from tilepipe.schedule.packed import SLOT_BITS, TOKEN_BITS  # noqa: E402
 
 LAUNCH = 3
@@ -237,13 +238,13 @@ def test_rungs_differ_in_who_has_sms_who_tells_of_tiles_and_where_rows_go(trial)
 
     # Two ranks share the chip: 66 SMs each, of which 12 communicate.
     assert told == [
-        (0, 66, False, False, False),  # gemm_all, also the first part of sequential
-        (12, 54, True, True, False),  # fused
-        (0, 54, False, False, False),  # gemm_split
-        (0, 54, True, False, False),  # gemm_publish
-        (12, 54, True, False, True),  # gemm_contended
+        (0, 66, False, Reduces.none, False),  # gemm_all, also the first part of sequential
+        (12, 54, True, Reduces.all, False),  # fused
+        (0, 54, False, Reduces.none, False),  # gemm_split
+        (0, 54, True, Reduces.none, False),  # gemm_publish
+        (12, 54, True, Reduces.beside, True),  # gemm_contended
     ]
-    together = [made.plan.roles for made in PlainLaunch.made if made.plan.reduces]
+    together = [made.plan.roles for made in PlainLaunch.made if made.plan.reduces is Reduces.all]
     assert set(together) == {Roles.switch}
 
 
@@ -268,3 +269,24 @@ def test_units_of_every_rank_are_uploaded_ahead_of_each_launch(trial, contender)
         num_units = int(words[int(Word.num_units)])
         assert num_units == layout.num_tiles * group.settings.num_chunks > 0
         assert int(words[int(Word.max_stored)]) == len(group.tensor(rank, Slot.tile_stored))
+
+
+def test_no_token_is_said_to_be_home_in_the_counters_of_a_contended_gemm(trial, monkeypatch):
+    group = trial.session.group
+    for rank in trial.session.ranks:
+        group.tensor(rank, Slot.spare_token_ready).fill_(7)
+
+    opened = []
+    monkeypatch.setattr(group, "open", lambda **_: opened.append(spare_sum()))
+
+    def spare_sum():
+        tensors = [group.tensor(rank, Slot.spare_token_ready) for rank in trial.session.ranks]
+        return sum(int(tensor.sum()) for tensor in tensors)
+
+    before = spare_sum()
+    for contender in ("fused", "gemm_contended"):
+        trial.prepare(contender, LAUNCH)
+        trial.run(contender)
+
+    assert opened == [before, 0]
+    assert before > 0

@@ -81,9 +81,9 @@ class CudaDispatchGemm:
         together = roles is Roles.switch
         fused = partial(fused_launch, group, layer, roles=roles, opens=together, gates=together)
         self._fused = partial(fused, self._out["fused"])
+        self._contended = partial(fused, other, sending=spare_table(group.heap))
         gemm = partial(gemm_launch, group, layer)
         alone, beside = self._num_ctas["gemm_all"], self._num_ctas["gemm_split"]
-        spare = spare_table(group.heap)
         return {
             "fused": [self._fused()],
             "sequential": [
@@ -94,12 +94,15 @@ class CudaDispatchGemm:
             "gemm_all": [gemm(other, num_gemm_ctas=alone)],
             "gemm_split": [gemm(other, num_gemm_ctas=beside)],
             "gemm_flags": [gemm(other, num_gemm_ctas=beside, wait=True)],
-            "gemm_contended": [fused(other, sending=spare)],
+            "gemm_contended": [self._contended()],
             "unsynced": [fused(other, wait=False)],
         }
 
     def fused(self, num_stamps: int) -> BoundLaunch:
         return self._fused(num_stamps=num_stamps)
+
+    def contended(self, num_stamps: int) -> BoundLaunch:
+        return self._contended(num_stamps=num_stamps)
 
     def prepare(self, contender: str, launch: int) -> None:
         if contender not in ("gemm_all", "gemm_split", "gemm_flags"):
@@ -120,16 +123,28 @@ class CudaDispatchGemm:
         whole = contender in ("fused", "sequential", "dispatch")
         return self.session.time(self._parts(contender), whole=whole)
 
-    def _parts(self, contender: str) -> list[Part]:
-        group, launches = self.session.group, self._launches[contender]
+    def opening(self, contender: str) -> Callable[[], None]:
+        group = self.session.group
         # Flags that are set let the GEMM run alone, or beside rows that go elsewhere.
         preset = contender in ("gemm_flags", "gemm_contended")
+
+        def open_launch() -> None:
+            if contender == "gemm_contended":
+                # No gate zeroes what stands for the flags of rows that go elsewhere.
+                for rank in self.session.ranks:
+                    group.tensor(rank, Slot.spare_ready).zero_()
+            group.open(exchange=True, preset=preset)
+
+        return open_launch
+
+    def _parts(self, contender: str) -> list[Part]:
+        launches = self._launches[contender]
 
         def stage() -> None:
             for launch in launches:
                 launch()
 
-        return [("plan", partial(group.open, exchange=True, preset=preset)), ("stage", stage)]
+        return [("plan", self.opening(contender)), ("stage", stage)]
 
     def check(self, contender: str, rank: int, launch: int, stage: str) -> list[Verdict]:
         session = self.session

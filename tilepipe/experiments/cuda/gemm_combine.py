@@ -17,6 +17,7 @@ from tilepipe.experiments.cuda.session import CudaSession
 from tilepipe.experiments.setting import Components, Memory
 from tilepipe.fabric.table import Slot
 from tilepipe.kernels.overlap.group import ctas_alone, ctas_beside, spare_table
+from tilepipe.kernels.overlap.home import Reduces
 from tilepipe.kernels.overlap.home_group import fused_home_launch, gemm_home_launch, upload_home
 from tilepipe.kernels.overlap.launch import BoundLaunch
 from tilepipe.measure.device import Part
@@ -74,11 +75,14 @@ class CudaGemmCombine:
             "gemm_all": [gemm_all],
             "gemm_split": [gemm(num_gemm_ctas=self._beside)],
             "gemm_publish": [gemm(num_gemm_ctas=self._beside, publish=True)],
-            "gemm_contended": [fused(reduces=False, sending=spare_table(group.heap))],
+            "gemm_contended": [fused(reduces=Reduces.beside, sending=spare_table(group.heap))],
         }
 
     def fused(self, num_stamps: int) -> BoundLaunch:
         return self._fused(num_stamps=num_stamps)
+
+    def contended(self, num_stamps: int) -> None:
+        """The tail is read from the fused launch alone."""
 
     def prepare(self, contender: str, launch: int) -> None:
         group = self.session.group
@@ -113,15 +117,26 @@ class CudaGemmCombine:
         whole = contender in ("fused", "sequential", "push")
         return self.session.time(self._parts(contender), whole=whole)
 
+    def opening(self, contender: str) -> Callable[[], None]:
+        group = self.session.group
+
+        def open_launch() -> None:
+            if contender == "gemm_contended":
+                # No gate zeroes what stands for the flags of tokens elsewhere.
+                for rank in self.session.ranks:
+                    group.tensor(rank, Slot.spare_token_ready).zero_()
+            group.open(exchange=False, preset=contender == "reduce")
+
+        return open_launch
+
     def _parts(self, contender: str) -> list[Part]:
         launches = self._launches[contender]
-        opening = partial(self.session.group.open, exchange=False, preset=contender == "reduce")
 
         def stage() -> None:
             for launch in launches:
                 launch()
 
-        return [("plan", opening), ("stage", stage)]
+        return [("plan", self.opening(contender)), ("stage", stage)]
 
     def check(self, contender: str, rank: int, launch: int, stage: str) -> list[Verdict]:
         session = self.session

@@ -4,18 +4,18 @@ Knows nothing of what a launch does and of how stamps lie in memory.
 
 What stamping costs is measured, not assumed: stamped launches take turns with the same launch
 without stamps. Spans are those of the stamped launch whose time is the median of all of them; what
-stamps say of a breakdown's term is the median over several.
+stamps say of a breakdown's term is the median over several. Where that takes a launch that never
+waits for rows beside it, `gemm_contended`, it takes turns with them, with stamps as well.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tilepipe.experiments.cuda.session import CudaSession
-from tilepipe.kernels.overlap.home import HomePlan
 from tilepipe.kernels.overlap.launch import BoundLaunch
 from tilepipe.kernels.overlap.stamped import (
     clear_tracks,
@@ -29,13 +29,13 @@ from tilepipe.measure.stats import integer_median
 from tilepipe.records import Span
 from tilepipe.results.sms import late_ns, tail_ns
 
-__all__ = ["Recordable", "Recorded", "record"]
+__all__ = ["FIRST_ROOM", "Recordable", "Recorded", "Taken", "record", "take", "told"]
 
-CONTENDER = "fused"
+_FUSED, _CONTENDED = "fused", "gemm_contended"
 _NUM_PAIRS = 15
 # Of those, the stamped ones nearest to their median from which terms are read.
 _NUM_READ = 3
-_FIRST_ROOM, _MAX_ROOM = 1 << 10, 1 << 15
+FIRST_ROOM, _MAX_ROOM = 1 << 11, 1 << 15  # stamps of a warp
 
 
 @runtime_checkable
@@ -50,6 +50,12 @@ class Recordable(Protocol):
     def fused(self, num_stamps: int) -> BoundLaunch:
         """The launch of `fused`, whose warps have room for so many stamps each; 0: leave none."""
 
+    def contended(self, num_stamps: int) -> BoundLaunch | None:
+        """That of `gemm_contended`; None: stamps of `fused` alone tell the term."""
+
+    def opening(self, contender: str) -> Callable[[], None]:
+        """What lets the launches of a contender in, ahead of each."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
@@ -63,47 +69,81 @@ class Recorded:
 class _Run:
     """One stamped launch."""
 
+    bound: BoundLaunch
     start_ns: int  # of the kernel, on the host's monotonic clock
     stage_ns: int  # of the kernel, by events
     words: NDArray[np.int32]  # tracks
     known: dict[int, Stamped]  # by rank
 
+    def spans(self) -> dict[int, tuple[Span, ...]]:  # by rank
+        return spans_of_launch(self.words, self.bound, self.known, base_ns=self.start_ns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """Launches with stamps and without, done, with nothing read yet."""
+
+    unstamped_ns: list[int]  # of the kernels, by events
+    runs: list[_Run]
+    contended: list[_Run]  # none where the term is told without
+
 
 def record(trial: Recordable, launch: int) -> Recorded:
-    """Spans of `fused`, and counts of each rank: unstamped_ns and stamped_ns, medians of launches
-    in turn; recorded_ns of the launch that the spans are of, all three by events; and what stamps
-    say of the term `late` (dispatch_gemm) or `tail` (gemm_combine), stamped_late_ns or
-    stamped_tail_ns.
+    """Take launches and tell what they have left; raises what `take` raises."""
+    return told(take(trial, launch))
+
+
+def take(trial: Recordable, launch: int, *, num_pairs: int = _NUM_PAIRS) -> Taken:
+    """Launch `fused` with stamps and without, and its like that never waits, in turn; the part that
+    needs the GPU.
 
     Leaves outputs of a stamped launch behind, to be checked. Raises RuntimeError where no track
     has room for the stamps of its warp.
     """
     bound, unstamped = _with_room(trial, launch), trial.fused(0)
-    plain, runs = [], []
-    for number in range(_NUM_PAIRS):
-        for stamps in (number % 2 == 1, number % 2 == 0):  # at last with stamps
+    contended = trial.contended(bound.plan.num_stamps)
+    plain, runs, others = [], [], []
+    for left in reversed(range(num_pairs)):
+        if contended is not None:
+            others.append(_run(trial, contended, launch, _CONTENDED))
+        for stamps in (left % 2 == 1, left % 2 == 0):  # at last with stamps
             if stamps:
                 runs.append(_run(trial, bound, launch))
             else:
                 plain.append(_time(trial, unstamped, launch)[1])
-    stage_ns = np.array([run.stage_ns for run in runs])
-    middle = int(integer_median(stage_ns))
-    nearest = sorted(runs, key=lambda run: abs(run.stage_ns - middle))[:_NUM_READ]
-    homewards = isinstance(bound.plan, HomePlan)
-    term, of_spans = ("tail", tail_ns) if homewards else ("late", late_ns)
-    read = [spans_of_launch(run.words, bound, run.known, base_ns=run.start_ns) for run in nearest]
-    told = {
-        "unstamped_ns": int(integer_median(np.array(plain))),
+    return Taken(unstamped_ns=plain, runs=runs, contended=others)
+
+
+def told(taken: Taken) -> Recorded:
+    """Spans of `fused`, and counts of each rank: unstamped_ns and stamped_ns, medians of launches
+    in turn; recorded_ns of the launch that the spans are of, all three by events; and what stamps
+    say of the term `late` (dispatch_gemm) or `tail` (gemm_combine), stamped_late_ns or
+    stamped_tail_ns."""
+    middle, nearest = _nearest(taken.runs)
+    read = [run.spans() for run in nearest]
+    if taken.contended:
+        beside = [run.spans() for run in _nearest(taken.contended)[1]]
+        term, terms = "late", [late_ns(*both) for both in zip(read, beside, strict=True)]
+    else:
+        term, terms = "tail", [tail_ns(spans) for spans in read]
+    counts = {
+        "unstamped_ns": int(integer_median(np.array(taken.unstamped_ns))),
         "stamped_ns": middle,
         "recorded_ns": nearest[0].stage_ns,
-        f"stamped_{term}_ns": int(integer_median(np.array([of_spans(spans) for spans in read]))),
+        f"stamped_{term}_ns": int(integer_median(np.array(terms))),
     }
-    return Recorded(spans=read[0], counts={rank: dict(told) for rank in read[0]})
+    return Recorded(spans=read[0], counts={rank: dict(counts) for rank in read[0]})
+
+
+def _nearest(runs: list[_Run]) -> tuple[int, list[_Run]]:
+    """The median of their times, ns, and the runs that are nearest to it, the nearest first."""
+    middle = int(integer_median(np.array([run.stage_ns for run in runs])))
+    return middle, sorted(runs, key=lambda run: abs(run.stage_ns - middle))[:_NUM_READ]
 
 
 def _with_room(trial: Recordable, launch: int) -> BoundLaunch:
     """A stamped launch whose tracks have had room for all stamps, with as much again to spare."""
-    room = _FIRST_ROOM
+    room = FIRST_ROOM
     while room <= _MAX_ROOM:
         bound = trial.fused(room)
         _time(trial, bound, launch)
@@ -117,25 +157,27 @@ def _with_room(trial: Recordable, launch: int) -> BoundLaunch:
     )
 
 
-def _time(trial: Recordable, bound: BoundLaunch, launch: int) -> tuple[int, int]:
+def _time(
+    trial: Recordable, bound: BoundLaunch, launch: int, contender: str = _FUSED
+) -> tuple[int, int]:
     """Start and time of the kernel of one launch, opened and checked like any other."""
     session = trial.session
     group = session.group
     group.refresh_plan()
-    trial.prepare(CONTENDER, launch)
+    trial.prepare(contender, launch)
     if bound.tracks is not None:
         clear_tracks(bound)
     group.heap.barrier()
-    opening = partial(group.open, exchange=not isinstance(bound.plan, HomePlan))
-    windows = session.timer.measure([("plan", opening), ("stage", bound)])
+    windows = session.timer.measure([("plan", trial.opening(contender)), ("stage", bound)])
     group.check()
     return windows["start_ns"] + windows["plan"], windows["stage"]
 
 
-def _run(trial: Recordable, bound: BoundLaunch, launch: int) -> _Run:
-    start_ns, stage_ns = _time(trial, bound, launch)
+def _run(trial: Recordable, bound: BoundLaunch, launch: int, contender: str = _FUSED) -> _Run:
+    start_ns, stage_ns = _time(trial, bound, launch, contender)
     group = trial.session.group
     return _Run(
+        bound=bound,
         start_ns=start_ns,
         stage_ns=stage_ns,
         words=words_of(bound),

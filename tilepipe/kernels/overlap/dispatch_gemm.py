@@ -27,7 +27,7 @@ tile, times by that of the GEMM alone on all SMs (2.39 ms; benchmarks/overlap_ti
     fixed, no waits at all (a bound)      1.219  1.062  1.073  1.083  1.105  1.168
 
 `sending` is the table by which communication finds its way; with a table of spare buffers rows and
-flags go where nobody looks.
+flags go where nobody looks, but for a look at when the GEMM may begin.
 """
 
 from typing import Any
@@ -92,17 +92,18 @@ def _ring_barriers(
 
 
 @cute.jit
-def _begin_together(place: cutlass.Constexpr):
+def _begin_together(place: cutlass.Constexpr, sending: cute.Pointer):
     """Wait for the rows of all tiles that the GEMM begins with. Called by all threads of a CTA.
 
     CTAs that share operands of an expert stay side by side as they began: what one has loaded lies
-    in L2 for the next. Whoever issues loads still waits for its own tile.
+    in L2 for the next. Whoever issues loads still waits for its own tile. Rows are looked for where
+    they are sent, so that a launch whose rows go elsewhere begins like one that reads them.
     """
     table, rank = place.table, place.rank
     if place.warp == 0:
         words = buffer(address(table, rank, Slot.words), Int32)
         ready, expected = (
-            address(table, rank, Slot.ready),
+            address(sending, rank, Slot.ready),
             address(table, rank, Slot.ready_expected),
         )
         for tile in cutlass.range(place.lane, words[int(Word.num_first_tiles)], LANES, unroll=1):
@@ -120,6 +121,7 @@ def _begin_together(place: cutlass.Constexpr):
 def _multiply(
     plan: cutlass.Constexpr,
     place: cutlass.Constexpr,
+    sending: cute.Pointer,
     shared: cutlass.Constexpr,
     operands: cutlass.Constexpr,
     products: cute.TiledMma,
@@ -131,7 +133,7 @@ def _multiply(
         meet_all(plan.cluster_m)
         lap(place.tape, Event.stand)
     if cutlass.const_expr(plan.gates):
-        _begin_together(place)
+        _begin_together(place, sending)
     work_on_tiles(place, shared, operands, products, num_clusters)
 
 
@@ -164,9 +166,12 @@ def dispatch_gemm_entry(plan: OverlapPlan) -> Any:
             _push_all(Edge.rest if plan.opens else Edge.dispatch, *way, own_barriers, *limits)
         if cutlass.const_expr(plan.roles is Roles.switch):
             num_clusters = seat.num_comm_clusters + seat.num_gemm_clusters
-            _multiply(plan, place, shared, operands, seat.products, num_clusters)
+            _multiply(plan, place, near, shared, operands, seat.products, num_clusters)
         else:
             if not pushes:
-                _multiply(plan, place, shared, operands, seat.products, seat.num_gemm_clusters)
+                _multiply(
+                    *(plan, place, near, shared, operands, seat.products),
+                    seat.num_gemm_clusters,
+                )
 
     return fused_entry(plan, body)

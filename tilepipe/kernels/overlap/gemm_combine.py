@@ -14,6 +14,7 @@ done with them when all its multiplying warps have met. What it has staged to be
 alone.
 
 `sending` is the table by which rows find home; with a table of spare buffers nobody sees them.
+Reduces.beside: tokens are added up there as long as others are multiplied, and no longer.
 """
 
 from functools import partial
@@ -24,18 +25,20 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from tilepipe.config.choices import Copy, Push, Roles
-from tilepipe.fabric.table import Slot
+from tilepipe.fabric.table import Slot, Word
 from tilepipe.kernels.combine import reduce_tokens
 from tilepipe.kernels.gemm.barriers import meet_all
 from tilepipe.kernels.gemm.grouped_sm90 import (
     NUM_THREADS,
     work_on_tiles,
 )
-from tilepipe.kernels.memory import LANES
+from tilepipe.kernels.memory import LANES, address, buffer, word
 from tilepipe.kernels.overlap.entries import fused_entry
-from tilepipe.kernels.overlap.home import REDUCING_WARPS, RING_BYTES, HomePlan
+from tilepipe.kernels.overlap.home import REDUCING_WARPS, RING_BYTES, HomePlan, Reduces
 from tilepipe.kernels.overlap.pushes import push_stored
 from tilepipe.kernels.overlap.sends import Sender
+from tilepipe.kernels.reduction import num_units_of
+from tilepipe.kernels.semaphore import Scope, raise_to
 from tilepipe.kernels.stamps import Event, lap
 
 __all__ = ["gemm_combine_entry"]
@@ -49,9 +52,22 @@ _MULTIPLIED = 12
 
 def _reduce(plan: HomePlan, table, rank, lane, ring, limit_ns, tape) -> None:
     """Reduce tokens as they complete; by warps that have a ring."""
-    if plan.reduces:
-        how = (plan.reduction, Slot.out, True, limit_ns, tape, Slot.reduce_order)
+    parts = plan.num_reduced_parts
+    if parts:
+        out = Slot.out if plan.reduces is Reduces.all else Slot.reduced
+        how = (plan.reduction, out, True, limit_ns, tape, parts, Slot.reduce_order)
         reduce_tokens(table, rank, lane, ring, *how)
+
+
+@cute.jit
+def _stop_reducing(plan: cutlass.Constexpr, table: cute.Pointer, rank: Int32, lane: Int32):
+    """Leave no token to claim; by a CTA that finds no tile, where reducing shall end with tiles."""
+    if lane == 0:
+        words = address(table, rank, Slot.words)
+        num_tokens = buffer(words, Int32)[int(Word.num_tokens)]
+        raise_to(
+            word(words, Word.reduce_queue), num_units_of(plan.reduction, num_tokens), Scope.gpu
+        )
 
 
 def _reduce_behind(plan: HomePlan, table, rank, lane, ring, limit_ns, tape) -> None:
@@ -106,7 +122,9 @@ def gemm_combine_entry(plan: HomePlan) -> Any:
             )
         else:
             finish = send = None
-            if cutlass.const_expr(plan.roles is Roles.switch):
+            if cutlass.const_expr(plan.stops_reducing):
+                finish = partial(_stop_reducing, plan, near, rank, lane)
+            elif cutlass.const_expr(plan.roles is Roles.switch):
                 finish = partial(_reduce_behind, plan, near, rank, lane, ring, limit_ns, place.tape)
             if cutlass.const_expr(plan.push is Push.epilogue):
                 send = Sender(plan, near, seat.pace)

@@ -131,20 +131,31 @@ def bind_fused(
     )
 
 
-def upload_layer(group: DeviceGroup, layer: Layer, *, num_gemm_ctas: int) -> None:
+def upload_layer(
+    group: DeviceGroup,
+    layer: Layer,
+    *,
+    num_gemm_ctas: int,
+    num_first_ctas: int | None = None,  # None: those of the GEMM beside communication
+) -> None:
     """Tell the launches that follow which tiles the plans of the group have, and which are first.
 
-    The last tiles are cut for so many CTAs of each rank; launches of any other number are right.
+    The last tiles are cut for so many CTAs of each rank, and the first ones are what
+    `num_first_ctas` begin with: who joins later finds its rows there. Launches of any other number
+    are right.
 
     Every destination's first tiles take about as many rows of all ranks as each rank sends to all
     destinations: so many at the front of its sends are what GEMMs begin with.
     """
     plan = plan_layer(group, layer, "dispatch", num_gemm_ctas=num_gemm_ctas)
+    first_ctas = ctas_beside(group, layer) if num_first_ctas is None else num_first_ctas
     for rank in group.ranks:
         own = group.plans[rank]
-        upload_tiles(group.heap, rank, own.layout, plan)
-        tiles = num_first_tiles(plan, num_m_tiles=own.layout.num_tiles, num_gemm_ctas=num_gemm_ctas)
-        first = min(own.num_sent, tiles * plan.tile_m)
+        records = upload_tiles(group.heap, rank, own.layout, plan)
+        tiles = num_first_tiles(
+            *(records, plan), num_m_tiles=own.layout.num_tiles, num_gemm_ctas=first_ctas
+        )
+        first = min(own.num_sent, int(own.layout.tiles[:tiles, 2].sum()))
         words = group.tensor(rank, Slot.words)
         words[int(Word.num_first)] = first
         words[int(Word.num_rest)] = own.num_sent - first

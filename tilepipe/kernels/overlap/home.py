@@ -10,6 +10,7 @@ so whoever waits for a unit waits for at most that; a queue of completed units w
 """
 
 from dataclasses import dataclass, replace
+from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ __all__ = [
     "REDUCING_WARPS",
     "RING_BYTES",
     "HomePlan",
+    "Reduces",
     "home_gemm_bytes",
     "order_units",
     "plan_home_launch",
@@ -39,6 +41,16 @@ _MAX_GROUP_ROWS = 16
 _ALIGN = 128
 
 
+class Reduces(Enum):
+    """Which tokens a launch adds up."""
+
+    all = "all"
+    # Parts of them that are home while others are multiplied, as far as one gets until then: what
+    # the reduction costs the GEMM, without what is left to do behind it.
+    beside = "beside"
+    none = "none"  # rows are pushed and nobody looks at them
+
+
 @dataclass(frozen=True, kw_only=True)
 class HomePlan:
     """Everything that is fixed in a fused kernel; the split is not, one code serves all."""
@@ -47,7 +59,7 @@ class HomePlan:
     constants: Constants  # of rows that go home
     reduction: Constants
     roles: Roles
-    reduces: bool  # False: rows are pushed and nobody looks at them
+    reduces: Reduces
     num_launch_ranks: int
     a_rank_pitch: int  # elements from one rank's A to the next one's
     d_rank_pitch: int
@@ -65,6 +77,20 @@ class HomePlan:
     def push(self) -> Push:
         """Who brings rows home."""
         return Push.epilogue if self.gemm.problem.sends else Push.ctas
+
+    @property
+    def num_reduced_parts(self) -> int:
+        """Parts of each token that the launch adds up, the first ones."""
+        if self.reduces is Reduces.all:
+            return self.constants.num_parts
+        # Who pushes reduces behind its pushes, and ranks are home as a whole: nothing is beside.
+        apart = self.push is Push.epilogue and not self.constants.by_rank
+        return self.constants.num_parts - 1 if self.reduces is Reduces.beside and apart else 0
+
+    @property
+    def stops_reducing(self) -> bool:
+        """Whether reducing ends with the tiles, whatever is left."""
+        return self.reduces is Reduces.beside and self.num_reduced_parts > 0
 
     @property
     def share(self) -> int:
@@ -88,7 +114,7 @@ def plan_home_launch(
     constants: Constants,
     *,
     roles: Roles,
-    reduces: bool = True,
+    reduces: Reduces = Reduces.all,
     table_slots: int,
     num_launch_ranks: int = 1,
     a_rank_pitch: int = 0,
@@ -176,37 +202,37 @@ def order_units(
     granularity: Granularity,
 ) -> NDArray[np.int32]:  # (num_units, 4): M tile, chunk, first tile to wait for, how many
     """Units by the place of their last output tile in the hand-out."""
-    num_n, num_chunks = gemm.num_n_tiles, gemm.num_chunks
-    last: dict[tuple[int, int], int] = {}
-    for ticket in range(len(records) * num_n):
-        own = records[ticket // num_n]
-        there = place_of_ticket(
-            ticket,
-            int(own[TileWord.group_place]),
-            int(own[TileWord.group_size]),
-            num_n_tiles=num_n,
-            num_chunks=num_chunks,
-        )
-        record = records[there.cluster_tile]
-        chunk = there.n_tile * num_chunks // num_n
-        rows = int(record[TileWord.valid])
-        for above in range(-(-rows // gemm.tile_m)):
-            last[int(record[TileWord.m_tile]) + above, chunk] = ticket
+    last = _last_tickets(records, layout.num_tiles, gemm)
     if granularity is Granularity.tile:
-        units = sorted(last, key=lambda unit: (last[unit], unit))
-        return np.array([(tile, chunk, tile, 1) for tile, chunk in units], np.int32).reshape(-1, 4)
-    whole: dict[int, int] = {}
-    for (tile, _), ticket in last.items():
-        whole[tile] = max(whole.get(tile, 0), ticket)
-    tiles = sorted(whole, key=lambda tile: (whole[tile], tile))
-    if granularity is Granularity.token:
-        return np.array([(tile, 0, tile, 1) for tile in tiles], np.int32).reshape(-1, 4)
-    first = layout.expert_first_tile
-    expert = layout.tiles[:, 0]
-    return np.array(
-        [
-            (tile, 0, first[expert[tile]], first[expert[tile] + 1] - first[expert[tile]])
-            for tile in tiles
-        ],
-        np.int32,
-    ).reshape(-1, 4)
+        tiles, chunks = np.unravel_index(np.argsort(last, axis=None, kind="stable"), last.shape)
+        units = (tiles, chunks, tiles, np.ones_like(tiles))
+        return np.stack(units, axis=1).astype(np.int32)
+    tiles = np.argsort(last.max(axis=1, initial=-1), kind="stable")
+    first, number = tiles, np.ones_like(tiles)
+    if granularity is Granularity.expert:
+        expert = layout.tiles[tiles, 0]
+        first = layout.expert_first_tile[expert]
+        number = layout.expert_first_tile[expert + 1] - first
+    return np.stack((tiles, np.zeros_like(tiles), first, number), axis=1).astype(np.int32)
+
+
+def _last_tickets(
+    records: NDArray[np.int32], num_m_tiles: int, gemm: KernelPlan
+) -> NDArray[np.int64]:  # (num_m_tiles, num_chunks)
+    """The place in the hand-out of the last output tile of each chunk of an M tile."""
+    num_n, num_chunks = gemm.num_n_tiles, gemm.num_chunks
+    tickets = np.arange(len(records) * num_n)
+    own = records[tickets // num_n]
+    there = place_of_ticket(
+        *(tickets, own[:, TileWord.group_place], own[:, TileWord.group_size]),
+        num_n_tiles=num_n,
+        num_chunks=num_chunks,
+    )
+    record = records[there.cluster_tile]
+    chunk = there.n_tile * num_chunks // num_n
+    last = np.full((num_m_tiles, num_chunks), -1, np.int64)
+    for above in range(gemm.cluster_m):
+        there_are = record[:, TileWord.valid] > above * gemm.tile_m
+        place = record[there_are, TileWord.m_tile] + above, chunk[there_are]
+        np.maximum.at(last, place, tickets[there_are])
+    return last

@@ -22,7 +22,7 @@ from tilepipe.kernels.overlap.group import (
     plan_layer,
     rank_pitch,
 )
-from tilepipe.kernels.overlap.home import order_units, plan_home_launch
+from tilepipe.kernels.overlap.home import Reduces, order_units, plan_home_launch
 from tilepipe.kernels.overlap.launch import BoundLaunch
 from tilepipe.kernels.overlap.plan import Split
 from tilepipe.schedule.completion import order_tokens
@@ -83,7 +83,7 @@ def fused_home_launch(
     *,
     roles: Roles = Roles.fixed,
     push: Push = Push.ctas,
-    reduces: bool = True,
+    reduces: Reduces = Reduces.all,
     sending: torch.Tensor | None = None,  # table of communication; None: that of all
     num_stamps: int = 0,  # that a warp has room for; 0: none is left
 ) -> BoundLaunch:
@@ -110,7 +110,9 @@ def gemm_home_launch(
     """
     if len(group.ranks) > 1:
         split = Split(num_comm_ctas=0, num_gemm_ctas=num_gemm_ctas)
-        return _bound(*(group, layer, a, split), roles=Roles.fixed, reduces=False, publish=publish)
+        return _bound(
+            *(group, layer, a, split), roles=Roles.fixed, reduces=Reduces.none, publish=publish
+        )
     plan = _plan(group, layer, publish=publish, num_gemm_ctas=num_gemm_ctas)
     (rank,) = group.ranks
     out = group.tensor(rank, Slot.y).view(torch.bfloat16)
@@ -125,7 +127,7 @@ def _bound(
     *,
     roles: Roles,
     push: Push = Push.ctas,
-    reduces: bool,
+    reduces: Reduces,
     publish: bool = True,
     sending: torch.Tensor | None = None,
     num_stamps: int = 0,

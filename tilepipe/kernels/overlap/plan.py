@@ -10,12 +10,16 @@ shape, since lone ones would break pairs of SMs apart.
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tilepipe.config.choices import Copy, Granularity, Roles
 from tilepipe.config.limits import FUSED_WARPS, SHARED_BYTES
 from tilepipe.fabric.table import NUM_SLOTS
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.gemm.choices import Clip
 from tilepipe.kernels.gemm.plan import BESIDE_RINGS_BYTES, KernelPlan
+from tilepipe.kernels.gemm.tiles import TileWord, place_of_ticket
 
 __all__ = [
     "OverlapPlan",
@@ -171,8 +175,24 @@ def split_chip(num_sms: int, *, num_launch_ranks: int, num_comm_ctas: int, clust
     return Split(num_comm_ctas=num_comm_ctas, num_gemm_ctas=own - num_comm_ctas)
 
 
-def num_first_tiles(gemm: KernelPlan, *, num_m_tiles: int, num_gemm_ctas: int) -> int:
-    """M tiles of a rank that its CTAs begin with, all at once: whole groups that share B."""
-    wave = -(-num_gemm_ctas // gemm.num_n_tiles)
-    group = gemm.tuning.raster_m * gemm.cluster_m
-    return min(num_m_tiles, -(-wave // group) * group)
+def num_first_tiles(
+    records: NDArray[np.int32],  # (num_cluster_tiles, RECORD_WORDS), in hand-out order
+    gemm: KernelPlan,
+    *,
+    num_m_tiles: int,
+    num_gemm_ctas: int,
+) -> int:
+    """M tiles of a rank up to the last one that its CTAs begin with, all at once."""
+    tickets = np.arange(min(num_gemm_ctas // gemm.cluster_m, len(records) * gemm.num_n_tiles))
+    if not len(tickets):
+        return 0
+    own = records[tickets // gemm.num_n_tiles]
+    there = place_of_ticket(
+        *(tickets, own[:, TileWord.group_place], own[:, TileWord.group_size]),
+        num_n_tiles=gemm.num_n_tiles,
+        num_chunks=gemm.num_chunks,
+    )
+    begun = records[there.cluster_tile]
+    height = gemm.problem.group_align
+    ends = begun[:, TileWord.m_tile] + -(-begun[:, TileWord.valid] // height)
+    return min(num_m_tiles, int(ends.max()))
