@@ -8,6 +8,11 @@ import subprocess
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
+from hypothesis import settings
+
+# What an example may take depends on who else uses the cores: a hang is pytest's to find.
+settings.register_profile("shared_cores", deadline=None)
+settings.load_profile("shared_cores")
 
 # As the launcher has it for ranks. It counts only before numpy is loaded, which is here: ranks that
 # tests fork share the cores too, and with a thread a core each they mostly waited for one another.

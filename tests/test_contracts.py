@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+from hypothesis import settings
 from importlinter import cli
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -71,3 +72,7 @@ def test_no_module_outgrows_the_budget():
     budget = {path: 900 if path.startswith("tilepipe/kernels/") else 400 for path in lines}
     assert {path: count for path, count in lines.items() if count > budget[path]} == {}
     assert lines["tilepipe/run.py"] <= 150
+
+
+def test_examples_of_property_tests_have_no_deadline_that_a_busy_core_can_miss():
+    assert settings().deadline is None
