@@ -19,7 +19,7 @@ from tilepipe.config.choices import Granularity, StoreMode
 from tilepipe.fabric.table import Role, Slot, Word
 from tilepipe.kernels.gemm import choices
 from tilepipe.kernels.gemm import plan as plans
-from tilepipe.kernels.gemm.tiles import RECORD_WORDS, TileWord, place_of_ticket
+from tilepipe.kernels.gemm.tiles import RECORD_WORDS, TileWord, counted_rows, place_of_ticket
 from tilepipe.kernels.track import Event
 
 __all__ = ["TEXT", "Engine"]
@@ -292,7 +292,9 @@ class Engine:
         if atom == "d":
             self._store(source, target)
             return
-        rows = self.plan.tile_m if atom == "a" else self.plan.tile_n // self.plan.num_b_parts
+        rows = self.plan.tile_n // self.plan.num_b_parts
+        if atom == "a":
+            rows = self.plan.tile_m // self.plan.num_a_parts
         piece = source.what
         content = (piece.row, piece.third, source.index)
         stage, part = target.index, target.what
@@ -320,7 +322,10 @@ class Engine:
 
     def gemm(self, mma, sums, a, b, out):
         (block, stage, step), state = a, self.mmas[self.now]
-        parts = [("a", 0), *(("b", part) for part in range(self.plan.num_b_parts))]
+        # Of two parts of A a warpgroup has one each; a narrow product reads the first part of B.
+        own = self.now[1] // 4 - 1 if self.plan.num_a_parts == 2 else 0
+        num_b_parts = self.plan.num_b_parts * mma.tile_n // self.plan.tile_n
+        parts = [("a", own), *(("b", part) for part in range(num_b_parts))]
         held = [self.here.held.get((stage, part)) for part in parts]
         assert None not in held, f"a product reads stage {stage} before it has come"
         state.under_way.add(stage)
@@ -496,8 +501,9 @@ class Engine:
             "Item": MagicMock(),
             "Scope": MagicMock(),
             "warpgroup": warpgroup,
-            "make_tiled_mma": lambda plan: MagicMock(),
+            "make_tiled_mma": lambda plan, tile_n: MagicMock(tile_n=tile_n),
             "place_of_ticket": self.place_of_ticket,
+            "counted_rows": counted_rows,
             "arrive": self.arrive,
             "arrive_named": self.arrive_named,
             "hand_word": self.hand_word,
@@ -523,7 +529,7 @@ class Engine:
             "_take_record": self.take_record,
             "_give_back": self.give_back,
             "partition": lambda atom, shared, tile: (Side(shared), Side(tile)),
-            "part_of": lambda b, part, plan: ("b", part),
+            "part_of": lambda ring, part, rows, plan: (ring[0], part),
             "_block_address": lambda d, buffer_idx: buffer_idx,
             "_descriptor_pointer": MagicMock(),
             "_multiply_tile": self._forgetting(names["_multiply_tile"]),

@@ -73,7 +73,12 @@ from tilepipe.kernels.gemm.plan import (
     TILE_K,
     KernelPlan,
 )
-from tilepipe.kernels.gemm.tiles import RECORD_WORDS, TileWord, place_of_ticket
+from tilepipe.kernels.gemm.tiles import (
+    RECORD_WORDS,
+    TileWord,
+    counted_rows,
+    place_of_ticket,
+)
 from tilepipe.kernels.memory import LANES, address, buffer, element, word
 from tilepipe.kernels.semaphore import (
     Scope,
@@ -106,6 +111,8 @@ LOAD_WARP, STORE_WARP, HAND_OUT_WARP = 0, 1, 2
 HANDED = 2
 # Registers of a thread, in units of 8: (40 + 2 x 232) x 128 = 64 512 of 65 536.
 LOAD_REGISTERS, CONSUMER_REGISTERS = 40, 232
+_EVICT_NORMAL = 0
+_EVICT_FIRST, _EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000
 
 
 @dataclass(frozen=True)
@@ -178,6 +185,8 @@ def _read_record(place: cutlass.Constexpr, shared: cutlass.Constexpr, count: Int
         record[int(TileWord.n_tile)],
         record[int(TileWord.m_tile)] + place.cta,
         record[int(TileWord.group_end)],
+        record[int(TileWord.columns)],
+        record[int(TileWord.group_size)],
     )
 
 
@@ -205,9 +214,17 @@ def _hand_out(place: cutlass.Constexpr, shared: cutlass.Constexpr, num_clusters:
         if count > 0:
             place.wait(shared.taken + count % HANDED, (count - 1) // HANDED % 2, Item.taken)
         ticket = Int32(0)
-        if place.lane == 0:
-            ticket = claim(word(words, Word.gemm_queue), Int32(1), Scope.gpu)
-        ticket = cute.arch.shuffle_sync(ticket, 0)
+        if cutlass.const_expr(plan.tuning.by_place):
+            block, _, _ = cute.arch.block_idx()
+            ticket = Int32(block)
+            if count > 0:
+                if place.lane == 0:
+                    ticket = claim(word(words, Word.gemm_queue), Int32(1), Scope.gpu) + num_clusters
+                ticket = cute.arch.shuffle_sync(ticket, 0)
+        else:
+            if place.lane == 0:
+                ticket = claim(word(words, Word.gemm_queue), Int32(1), Scope.gpu)
+            ticket = cute.arch.shuffle_sync(ticket, 0)
         more = ticket < num_tickets
         if ticket == num_tickets + num_clusters - 1:
             # Every cluster's last claim but this one has been made.
@@ -289,14 +306,15 @@ def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass
     """Fill stage after stage with the operands of every tile of this CTA."""
     plan = place.plan
     parts, stages = plan.num_b_parts, plan.num_stages
-    part_n = plan.tile_n // parts
+    part_m, part_n = plan.tile_m // plan.num_a_parts, plan.tile_n // parts
     concatenated = plan.problem.epilogue is Epilogue.swiglu_concatenated
     a_bytes, b_bytes = (rows * TILE_K * 2 for rows in (plan.tile_m, plan.tile_n))
     mask = cutlass.Int16((1 << plan.cluster_m) - 1)
     count, stage, phase = Int32(0), Int32(0), Int32(1)
     more = Boolean(True)
     while more:
-        more, first_row, valid, expert, n_tile, m_tile, _ = _read_record(place, shared, count)
+        found = _read_record(place, shared, count)
+        more, first_row, valid, expert, n_tile, m_tile, _, columns, group_size = found
         if more:
             lap(place.tape, Event.stand)
             if cutlass.const_expr(plan.problem.wait is not None):
@@ -304,36 +322,72 @@ def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass
                     late = _wait_for_rows(place, first_row, valid, expert, m_tile)
                     lap(place.tape, Event.wait, m_tile, late, valid)
             own = cute.domain_offset((first_row, 0), operands.a)
-            own = cute.local_tile(own, (plan.tile_m, TILE_K), (0, None))
-            to_a, from_a = partition(operands.tma_a, shared.a, own)
+            own = cute.local_tile(own, (part_m, TILE_K), (None, None))
+            a_pairs = [
+                partition(
+                    operands.tma_a,
+                    part_of(shared.a, part, part_m, plan),
+                    own[None, None, part, None],
+                )
+                for part in range(plan.num_a_parts)
+            ]
+            first_column = n_tile * plan.tile_n
+            expected = Int32(a_bytes + b_bytes) if valid > 0 else Int32(b_bytes)
+            if cutlass.const_expr(plan.narrows):
+                if valid <= part_m:
+                    expected -= Int32(a_bytes // 2)
+                if columns > 0:
+                    expected -= Int32(b_bytes // 2)
+                first_column += columns // 2 * part_n
             pairs = []
             for part in cutlass.range_constexpr(parts):
                 # Part 0 is gate and 1 is up; of a tile without them they are its two halves.
-                column = n_tile * plan.tile_n + part * part_n
+                column = first_column + part * part_n
                 if cutlass.const_expr(concatenated):
                     column = n_tile * part_n + part * (plan.problem.n // 2)
                 rows = cute.domain_offset((column, 0), operands.b[None, None, expert])
                 rows = cute.local_tile(rows, (part_n, TILE_K), (0, None))
-                pairs.append(partition(operands.tma_b, part_of(shared.b, part, plan), rows))
+                pairs.append(partition(operands.tma_b, part_of(shared.b, part, part_n, plan), rows))
+            a_hints, b_hints = {}, {}
+            if cutlass.const_expr(plan.tuning.a_last):
+                a_hints = {"cache_policy": Int64(_EVICT_LAST)}
+            if cutlass.const_expr(plan.tuning.b_first):
+                policy = Int64(_EVICT_FIRST) if group_size == 1 else Int64(_EVICT_NORMAL)
+                b_hints = {"cache_policy": policy}
+            if cutlass.const_expr(plan.tuning.wide_b):
+                b_hints = b_hints | {
+                    "tma_desc_ptr": _descriptor_pointer(
+                        operands.workspace, cute.AddressSpace.generic
+                    )
+                }
             for k in cutlass.range(plan.num_k_tiles, unroll=1):
                 if k == plan.claim_at:
                     _take_record(place, shared, count + 1)  # of the tile before
                 place.wait(shared.empty + stage, phase, Item.empty)
                 barrier = shared.full + stage
                 if place.lane == 0:
-                    expected = Int32(a_bytes + b_bytes) if valid > 0 else Int32(b_bytes)
                     cute.arch.mbarrier_arrive_and_expect_tx(barrier, expected)
                 cute.arch.sync_warp()
-                if valid > 0:
-                    cute.copy(
-                        operands.tma_a, from_a[None, k], to_a[None, stage], tma_bar_ptr=barrier
-                    )
+                for part in cutlass.range_constexpr(plan.num_a_parts):
+                    to_a, from_a = a_pairs[part]
+                    if valid > part * part_m:
+                        cute.copy(
+                            *(operands.tma_a, from_a[None, k], to_a[None, stage]),
+                            tma_bar_ptr=barrier,
+                            **a_hints,
+                        )
                 for part in cutlass.range_constexpr(parts):
                     to_b, from_b = pairs[part]
                     if cutlass.const_expr(plan.cluster_m == 1):
-                        cute.copy(
-                            operands.tma_b, from_b[None, k], to_b[None, stage], tma_bar_ptr=barrier
-                        )
+                        wanted = True
+                        if cutlass.const_expr(plan.narrows and part > 0):
+                            wanted = columns == 0
+                        if wanted:
+                            cute.copy(
+                                *(operands.tma_b, from_b[None, k], to_b[None, stage]),
+                                tma_bar_ptr=barrier,
+                                **b_hints,
+                            )
                     elif place.cta == part:
                         cute.copy(
                             *(operands.tma_b, from_b[None, k], to_b[None, stage]),
@@ -343,7 +397,8 @@ def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass
                 stage += 1
                 if stage == stages:
                     stage, phase = Int32(0), phase ^ 1
-            lap(place.tape, Event.load, m_tile, n_tile, cutlass.max(valid, 0))
+            told = _counted(plan, cutlass.max(valid, 0), columns)
+            lap(place.tape, Event.load, m_tile, n_tile, told)
         count += 1
 
 
@@ -368,6 +423,7 @@ def _multiply_tile(
     sums: cute.Tensor,
     fragments: cutlass.Constexpr,
     num_blocks: cutlass.Constexpr,
+    tile_n: cutlass.Constexpr,  # columns that are multiplied
     first_stage: Int32,
     first_phase: Int32,
 ):
@@ -376,7 +432,7 @@ def _multiply_tile(
     plan = place.plan
     frag_a, _ = fragments
     # Of its own: what is set in one branch is no value of another.
-    tiled_mma = make_tiled_mma(plan)
+    tiled_mma = make_tiled_mma(plan, tile_n)
     stage, phase, last = first_stage, first_phase, first_stage
     tiled_mma.set(warpgroup.Field.ACCUMULATE, False)
     place.wait(shared.full + stage, phase, Item.full)
@@ -438,6 +494,7 @@ def _emit_tile(
     first_row: Int32,
     valid: Int32,
     n_tile: Int32,
+    columns: Int32,
     send: cutlass.Constexpr,
     targets: cutlass.Constexpr,  # of the rows of each block, as `send` has found them
 ):
@@ -458,33 +515,48 @@ def _emit_tile(
             if cutlass.const_expr(epilogue is Epilogue.row_scale):
                 scales = row_scales(operands.scale, row, num_rows, warp, place.lane)
             width = STAGED_COLUMNS if plan.tuning.store is StoreMode.tma else STAGED_COLUMNS // 2
+            first_column = _first_column(plan, n_tile, columns)
             for part in cutlass.range_constexpr(plan.out_tile_n // width):
-                words = packed_words(
-                    *(of_block, part * width // 8, width // 8, plan.tile_n // 8),
-                    *(scales, place.lane, epilogue),
-                )
-                buffer_idx = group * STAGING_BUFFERS + plan.turn_of(i, part)
-                if cutlass.const_expr(send is not None):
-                    at, column = _block_address(shared.d, buffer_idx), part * width
-                    send.send_block(
-                        words, at, targets[i], n_tile * plan.out_tile_n + column, warp, place.lane
+                here = True
+                if cutlass.const_expr(plan.narrows and part * width * 2 >= plan.out_tile_n):
+                    here = columns == 0
+                if here:
+                    words = packed_words(
+                        *(of_block, part * width // 8, width // 8, plan.tile_n // 8),
+                        *(scales, place.lane, epilogue),
                     )
-                elif cutlass.const_expr(plan.stores_by_tma):
-                    meet_named(int(Named.read) + buffer_idx)
-                    stage_words(words, _block_address(shared.d, buffer_idx), warp, place.lane)
-                    cute.arch.fence_proxy("async.shared", space="cta")
-                    arrive_named(int(Named.written) + buffer_idx)
-                else:
-                    column = n_tile * plan.out_tile_n + part * width
-                    store_words_directly(
-                        words,
-                        operands.d_address + (Int64(row) * plan.d_pitch + Int64(column)) * 2,
-                        plan.d_pitch * 2,
-                        num_rows,
-                        plan.out_n - column,
-                        warp,
-                        place.lane,
-                    )
+                    buffer_idx = group * STAGING_BUFFERS + plan.turn_of(i, part)
+                    column = first_column + part * width
+                    if cutlass.const_expr(send is not None):
+                        at = _block_address(shared.d, buffer_idx)
+                        send.send_block(words, at, targets[i], column, warp, place.lane)
+                    elif cutlass.const_expr(plan.stores_by_tma):
+                        meet_named(int(Named.read) + buffer_idx)
+                        stage_words(words, _block_address(shared.d, buffer_idx), warp, place.lane)
+                        cute.arch.fence_proxy("async.shared", space="cta")
+                        arrive_named(int(Named.written) + buffer_idx)
+                    else:
+                        store_words_directly(
+                            words,
+                            operands.d_address + (Int64(row) * plan.d_pitch + Int64(column)) * 2,
+                            plan.d_pitch * 2,
+                            num_rows,
+                            plan.out_n - column,
+                            warp,
+                            place.lane,
+                        )
+
+
+def _counted(plan: KernelPlan, valid: Int32, columns: Int32) -> Int32:
+    """Rows that a tile counts for."""
+    return counted_rows(valid, columns) if plan.narrows else valid
+
+
+def _first_column(plan: KernelPlan, n_tile: Int32, columns: Int32) -> Int32:
+    """Of the output, that a tile begins with."""
+    if plan.narrows:
+        return n_tile * plan.out_tile_n + columns // 2 * (plan.out_tile_n // 2)
+    return n_tile * plan.out_tile_n
 
 
 def _block_address(d: cute.Tensor, buffer_idx: Int32) -> Int32:
@@ -510,13 +582,28 @@ def _multiply(
     frag_a = tiled_mma.make_fragment_A(slice_mma.partition_A(shared.a))
     frag_b = tiled_mma.make_fragment_B(slice_mma.partition_B(shared.b))
     sums = cute.make_rmem_tensor(slice_mma.partition_shape_C((plan.tile_m, plan.tile_n)), Float32)
+    half_n = plan.tile_n // 2
+    if cutlass.const_expr(plan.narrows):
+        # Sums of the first columns come first, and so do their operands in a stage.
+        narrow_mma = make_tiled_mma(plan, half_n)
+        narrow_slice = narrow_mma.get_slice(
+            cute.make_layout(plan.groups_per_tile, stride=THREADS_OF_GROUP)(group)
+        )
+        narrow_b = narrow_mma.make_fragment_B(
+            narrow_slice.partition_B(part_of(shared.b, 0, half_n, plan))
+        )
+        narrow_sums = cute.make_tensor(
+            sums.iterator,
+            cute.make_layout(narrow_slice.partition_shape_C((plan.tile_m, half_n))),
+        )
     count, stage, phase = Int32(0), Int32(0), Int32(0)
     if cutlass.const_expr(plan.is_ping_pong):
         if group == 1:
             arrive_named(int(Named.turn), 2 * THREADS_OF_GROUP)
     more = Boolean(True)
     while more:
-        more, first_row, valid, _, n_tile, m_tile, _ = _read_record(place, shared, count)
+        found = _read_record(place, shared, count)
+        more, first_row, valid, _, n_tile, m_tile, _, columns, _ = found
         if more:
             _take_record(place, shared, count)
             mine = Boolean(True)
@@ -540,18 +627,29 @@ def _multiply(
                     here = own_rows > (i * apart if plan.skips_blocks else 0)
                     if cutlass.const_expr(i + 1 < plan.blocks_per_group):
                         here = here and own_rows <= (i + 1) * apart
+                    if cutlass.const_expr(plan.narrows):
+                        here = here and columns == 0
                     if here:
-                        _multiply_tile(place, shared, sums, (frag_a, frag_b), i + 1, stage, phase)
+                        _multiply_tile(
+                            *(place, shared, sums, (frag_a, frag_b), i + 1, plan.tile_n),
+                            *(stage, phase),
+                        )
+                if cutlass.const_expr(plan.narrows):
+                    if own_rows > 0 and columns > 0:
+                        _multiply_tile(
+                            *(place, shared, narrow_sums, (frag_a, narrow_b), 1, half_n),
+                            *(stage, phase),
+                        )
                 if own_rows <= 0:
                     _pass_tile(place, shared, stage, phase)
                 if cutlass.const_expr(plan.is_ping_pong):
                     arrive_named(int(Named.turn) + 1 - group, 2 * THREADS_OF_GROUP)
                 _emit_tile(
-                    *(place, shared, operands, sums, group, first_row, valid, n_tile),
+                    *(place, shared, operands, sums, group, first_row, valid, n_tile, columns),
                     *(send, targets),
                 )
                 if valid > 0:
-                    lap(place.tape, Event.tile, m_tile, n_tile, valid)
+                    lap(place.tape, Event.tile, m_tile, n_tile, _counted(plan, valid, columns))
                     if cutlass.const_expr(plan.problem.publish and plan.clip is None):
                         # An aligned barrier counts whole warps, and lanes part where rows end.
                         cute.arch.sync_warp()
@@ -608,6 +706,10 @@ def _store_block(
     if cutlass.const_expr(plan.clip is Clip.per_group):
         generic = _descriptor_pointer(Int64(descriptor.toint()), cute.AddressSpace.generic)
         cute.copy(operands.tma_d, from_s[None, buffer_idx], to_g, tma_desc_ptr=generic)
+    elif cutlass.const_expr(plan.tuning.d_first):
+        cute.copy(
+            operands.tma_d, from_s[None, buffer_idx], to_g, cache_policy=Int64(_EVICT_FIRST)
+        )
     else:
         cute.copy(operands.tma_d, from_s[None, buffer_idx], to_g)
     cute.arch.cp_async_bulk_commit_group()
@@ -642,7 +744,8 @@ def _store(
     count = Int32(0)
     more = Boolean(True)
     while more:
-        more, first_row, valid, _, n_tile, m_tile, group_end = _read_record(place, shared, count)
+        found = _read_record(place, shared, count)
+        more, first_row, valid, _, n_tile, m_tile, group_end, columns, _ = found
         if more:
             if cutlass.const_expr(by_tma):
                 _take_record(place, shared, count)
@@ -654,7 +757,7 @@ def _store(
                 if cutlass.const_expr(by_tma):
                     _store_tile(
                         *(place, shared, operands, descriptor),
-                        *(count, first_row, valid, n_tile),
+                        *(count, first_row, valid, n_tile, columns),
                     )
                 elif cutlass.const_expr(plan.is_ping_pong):
                     meet_named(int(Named.written) + plan.told_at(count % 2, count))
@@ -682,6 +785,7 @@ def _store_tile(
     first_row: Int32,
     valid: Int32,
     n_tile: Int32,
+    columns: Int32,
 ):
     """Store the blocks of a tile in the order in which its warpgroups stage them."""
     plan = place.plan
@@ -692,14 +796,18 @@ def _store_tile(
                 group = count % 2 if plan.is_ping_pong else Int32(member)
                 block = i * plan.groups_per_tile + member
                 num_rows = valid - block * BLOCK_M
-                if num_rows > 0:
+                here = num_rows > 0
+                if cutlass.const_expr(plan.narrows):
+                    if part * STAGED_COLUMNS * 2 >= plan.out_tile_n:
+                        here = here and columns == 0
+                if here:
                     buffer_idx = group * STAGING_BUFFERS + plan.turn_of(i, part)
                     meet_named(int(Named.written) + buffer_idx)
                     _store_block(
                         *(place, shared, operands, descriptor, buffer_idx),
                         first_row + block * BLOCK_M,
                         num_rows,
-                        n_tile * plan.out_tile_n + part * STAGED_COLUMNS,
+                        _first_column(plan, n_tile, columns) + part * STAGED_COLUMNS,
                     )
                     if pending >= 0:
                         # All but the store just started have read their buffers.

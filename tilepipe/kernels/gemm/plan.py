@@ -117,7 +117,7 @@ class KernelPlan:
     @property
     def num_b_parts(self) -> int:
         """Pieces of a B tile that are loaded apart: gate and up, or one each CTA of a cluster."""
-        return _num_b_parts(self.problem, self.tuning)
+        return 2 if self.narrows else _num_b_parts(self.problem, self.tuning)
 
     @property
     def stage_bytes(self) -> int:
@@ -155,6 +155,22 @@ class KernelPlan:
         next one has started, so the next one must not need it.
         """
         return (i * (self.out_tile_n // STAGED_COLUMNS) + part) % STAGING_BUFFERS
+
+    @property
+    def narrows(self) -> bool:
+        """Whether tiles of half their columns, and half their rows, can be handed out.
+
+        Counters of published rows stand for whole columns.
+        """
+        problem = self.problem
+        pieces = self.tile_n % (4 * STAGED_COLUMNS) == 0 and self.blocks_per_group == 1
+        apart = problem.publish or problem.epilogue is Epilogue.swiglu_concatenated
+        return self.tuning.cuts_columns and self.cuts_tail and pieces and not apart
+
+    @property
+    def num_a_parts(self) -> int:
+        """Pieces of an A tile that are loaded apart: of tiles of half their rows, only the first."""
+        return 2 if self.narrows else 1
 
     def told_at(self, group: Any, count: Any) -> Any:
         """Which barrier says that a warpgroup has stored or sent its part of the count-th tile.

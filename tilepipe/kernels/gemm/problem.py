@@ -47,5 +47,12 @@ class GemmTuning:
     walk: Walk = Walk.expert  # chunk: those of all experts walk together, chunk after chunk
     cuts_tail: bool = True  # hand the last tiles out in halves where that fills the SMs better
     num_stages: int | None = None  # None: as many as there is room for
+    cuts_columns: bool = True  # the last tiles in quarters, where halves would be wanted
+    b_first: bool = False
+    a_last: bool = False
+    d_first: bool = False
+    wide_b: int = 0
+    by_place: bool = False
+    num_cut: int | None = None
     store: StoreMode = StoreMode.tma
     clip: Clip | None = None
