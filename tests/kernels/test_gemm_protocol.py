@@ -32,7 +32,18 @@ TUNINGS = {
 ROWS = [0, 1, 257, 128]
 
 
-def launched(name, *, seed, k=320, text=TEXT, rows=ROWS, num_cut=0, slow_warp=None, **problem):
+def launched(
+    name,
+    *,
+    seed,
+    k=320,
+    text=TEXT,
+    rows=ROWS,
+    num_cut=0,
+    in_quarters=False,
+    slow_warp=None,
+    **problem,
+):
     """An engine that has run all tiles of one cluster."""
     asked = GemmProblem(
         n=512,
@@ -60,7 +71,7 @@ def launched(name, *, seed, k=320, text=TEXT, rows=ROWS, num_cut=0, slow_warp=No
         raster_m=plan.tuning.raster_m,
         plan_tile_m=plan.tile_m,
         num_cut=num_cut,
-        in_quarters=plan.narrows,
+        in_quarters=in_quarters,
     )
     engine = Engine(plan, records, seed=seed, text=text, slow_warp=slow_warp)
     engine.run()
@@ -142,9 +153,11 @@ def test_tiles_that_are_handed_out_in_halves_are_stored_and_told_once(name):
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("epilogue", [Epilogue.none, Epilogue.swiglu_interleaved])
 @pytest.mark.parametrize("name", ["cooperative", "two_stages", "per_group", "direct"])
-def test_tiles_that_are_handed_out_in_quarters_are_multiplied_and_stored_once(name, epilogue, seed):
+def test_tiles_that_are_handed_out_in_quarters_are_multiplied_stored_and_told_once(
+    name, epilogue, seed
+):
     engine, layout = launched(
-        name, seed=seed, num_cut=3, rows=[300, 65, 130, 63], publish=False, epilogue=epilogue
+        name, seed=seed, num_cut=3, in_quarters=True, rows=[300, 65, 130, 63], epilogue=epilogue
     )
 
     # Of the last three the first is whole, of the second two rows are left, the third is short.

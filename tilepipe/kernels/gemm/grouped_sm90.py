@@ -707,9 +707,7 @@ def _store_block(
         generic = _descriptor_pointer(Int64(descriptor.toint()), cute.AddressSpace.generic)
         cute.copy(operands.tma_d, from_s[None, buffer_idx], to_g, tma_desc_ptr=generic)
     elif cutlass.const_expr(plan.tuning.d_first):
-        cute.copy(
-            operands.tma_d, from_s[None, buffer_idx], to_g, cache_policy=Int64(_EVICT_FIRST)
-        )
+        cute.copy(operands.tma_d, from_s[None, buffer_idx], to_g, cache_policy=Int64(_EVICT_FIRST))
     else:
         cute.copy(operands.tma_d, from_s[None, buffer_idx], to_g)
     cute.arch.cp_async_bulk_commit_group()
@@ -767,7 +765,7 @@ def _store(
                 if cutlass.const_expr(send is not None):
                     send.tell(place, first_row, valid, n_tile, m_tile)
                 elif cutlass.const_expr(plan.problem.publish):
-                    _publish(place, valid, n_tile, m_tile)
+                    _publish(place, _counted(plan, valid, columns), n_tile, m_tile)
             if cutlass.const_expr(not by_tma):
                 _take_record(place, shared, count)
         count += 1
@@ -819,7 +817,7 @@ def _store_tile(
 
 
 @cute.jit
-def _publish(place: cutlass.Constexpr, valid: Int32, n_tile: Int32, m_tile: Int32):
+def _publish(place: cutlass.Constexpr, num_rows: Int32, n_tile: Int32, m_tile: Int32):
     """Add the rows of a tile to the counter of its M tile and chunk, once they lie in memory.
 
     Read on this GPU: scope gpu. By TMA the elected lane, which has issued the stores, publishes;
@@ -841,7 +839,7 @@ def _publish(place: cutlass.Constexpr, valid: Int32, n_tile: Int32, m_tile: Int3
                 release_bulk_fence(Scope.gpu)
             else:
                 release_fence(Scope.gpu)
-            add_relaxed(stored, valid, Scope.gpu)
+            add_relaxed(stored, num_rows, Scope.gpu)
 
 
 def _descriptor_pointer(at: Int64, space=cute.AddressSpace.gmem) -> cute.Pointer:

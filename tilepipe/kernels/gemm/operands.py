@@ -106,9 +106,7 @@ def atoms(plan: KernelPlan, layouts, m_a, m_b, m_d):
     load = cpasync.CopyBulkTensorTileG2SOp()
     shared = cpasync.CopyBulkTensorTileG2SMulticastOp() if plan.cluster_m > 1 else load
     piece = (part_m, part_n, TILE_K)
-    part_a = sm90.make_smem_layout_a(
-        utils.LayoutEnum.ROW_MAJOR, piece, BFloat16, plan.num_stages
-    )
+    part_a = sm90.make_smem_layout_a(utils.LayoutEnum.ROW_MAJOR, piece, BFloat16, plan.num_stages)
     part_b = sm90.make_smem_layout_b(_b_layout(plan), piece, BFloat16, plan.num_stages)
     first = (None, None, 0)
     return (

@@ -160,11 +160,11 @@ class KernelPlan:
     def narrows(self) -> bool:
         """Whether tiles of half their columns, and half their rows, can be handed out.
 
-        Counters of published rows stand for whole columns.
+        Not where gate and up are loaded apart, nor where warps send what they have staged.
         """
         problem = self.problem
         pieces = self.tile_n % (4 * STAGED_COLUMNS) == 0 and self.blocks_per_group == 1
-        apart = problem.publish or problem.epilogue is Epilogue.swiglu_concatenated
+        apart = problem.sends or problem.epilogue is Epilogue.swiglu_concatenated
         return self.tuning.cuts_columns and self.cuts_tail and pieces and not apart
 
     @property
