@@ -490,11 +490,11 @@ def _emit_tile(
     shared: cutlass.Constexpr,
     operands: cutlass.Constexpr,
     sums: cute.Tensor,
+    tile_n: cutlass.Constexpr,  # columns that have been multiplied
     group: Int32,  # warpgroup
     first_row: Int32,
     valid: Int32,
-    n_tile: Int32,
-    columns: Int32,
+    first_column: Int32,  # of the output
     send: cutlass.Constexpr,
     targets: cutlass.Constexpr,  # of the rows of each block, as `send` has found them
 ):
@@ -502,7 +502,7 @@ def _emit_tile(
     plan = place.plan
     epilogue = plan.problem.epilogue
     warp = place.warp % WARPS_OF_GROUP
-    per_block = plan.tile_n // 2  # sums of a thread: two row halves of two columns in eight
+    per_block = tile_n // 2  # sums of a thread: two row halves of two columns in eight
     for i in cutlass.range_constexpr(plan.blocks_per_group):
         block = i * plan.groups_per_tile
         if cutlass.const_expr(plan.groups_per_tile > 1):
@@ -515,36 +515,36 @@ def _emit_tile(
             if cutlass.const_expr(epilogue is Epilogue.row_scale):
                 scales = row_scales(operands.scale, row, num_rows, warp, place.lane)
             width = STAGED_COLUMNS if plan.tuning.store is StoreMode.tma else STAGED_COLUMNS // 2
-            first_column = _first_column(plan, n_tile, columns)
-            for part in cutlass.range_constexpr(plan.out_tile_n // width):
-                here = True
-                if cutlass.const_expr(plan.narrows and part * width * 2 >= plan.out_tile_n):
-                    here = columns == 0
-                if here:
-                    words = packed_words(
-                        *(of_block, part * width // 8, width // 8, plan.tile_n // 8),
-                        *(scales, place.lane, epilogue),
+            out_tile_n = plan.out_tile_n * tile_n // plan.tile_n
+            for part in cutlass.range_constexpr(out_tile_n // width):
+                words = packed_words(
+                    *(of_block, part * width // 8, width // 8, tile_n // 8),
+                    *(scales, place.lane, epilogue),
+                )
+                buffer_idx = group * STAGING_BUFFERS + plan.turn_of(i, part)
+                column = first_column + part * width
+                if cutlass.const_expr(send is not None):
+                    at = _block_address(shared.d, buffer_idx)
+                    send.send_block(words, at, targets[i], column, warp, place.lane)
+                elif cutlass.const_expr(plan.stores_by_tma):
+                    meet_named(int(Named.read) + buffer_idx)
+                    stage_words(words, _block_address(shared.d, buffer_idx), warp, place.lane)
+                    cute.arch.fence_proxy("async.shared", space="cta")
+                    arrive_named(int(Named.written) + buffer_idx)
+                else:
+                    store_words_directly(
+                        words,
+                        operands.d_address + (Int64(row) * plan.d_pitch + Int64(column)) * 2,
+                        plan.d_pitch * 2,
+                        num_rows,
+                        plan.out_n - column,
+                        warp,
+                        place.lane,
                     )
-                    buffer_idx = group * STAGING_BUFFERS + plan.turn_of(i, part)
-                    column = first_column + part * width
-                    if cutlass.const_expr(send is not None):
-                        at = _block_address(shared.d, buffer_idx)
-                        send.send_block(words, at, targets[i], column, warp, place.lane)
-                    elif cutlass.const_expr(plan.stores_by_tma):
-                        meet_named(int(Named.read) + buffer_idx)
-                        stage_words(words, _block_address(shared.d, buffer_idx), warp, place.lane)
-                        cute.arch.fence_proxy("async.shared", space="cta")
-                        arrive_named(int(Named.written) + buffer_idx)
-                    else:
-                        store_words_directly(
-                            words,
-                            operands.d_address + (Int64(row) * plan.d_pitch + Int64(column)) * 2,
-                            plan.d_pitch * 2,
-                            num_rows,
-                            plan.out_n - column,
-                            warp,
-                            place.lane,
-                        )
+
+
+def _block_address(d: cute.Tensor, buffer_idx: Int32) -> Int32:
+    return Int32(d.iterator.toint()) + buffer_idx * (BLOCK_M * STAGED_COLUMNS * 2)
 
 
 def _counted(plan: KernelPlan, valid: Int32, columns: Int32) -> Int32:
@@ -559,8 +559,61 @@ def _first_column(plan: KernelPlan, n_tile: Int32, columns: Int32) -> Int32:
     return n_tile * plan.out_tile_n
 
 
-def _block_address(d: cute.Tensor, buffer_idx: Int32) -> Int32:
-    return Int32(d.iterator.toint()) + buffer_idx * (BLOCK_M * STAGED_COLUMNS * 2)
+def _fragments(tiled_mma: cute.TiledMma, shared: Shared, plan: KernelPlan, tile_n: int, group):
+    """Operands of a warpgroup in all stages, and its sums, for tiles of so many columns."""
+    slice_mma = tiled_mma.get_slice(
+        cute.make_layout(plan.groups_per_tile, stride=THREADS_OF_GROUP)(
+            group if plan.groups_per_tile > 1 else 0
+        )
+    )
+    b = shared.b if tile_n == plan.tile_n else part_of(shared.b, 0, tile_n, plan)
+    frag_a = tiled_mma.make_fragment_A(slice_mma.partition_A(shared.a))
+    frag_b = tiled_mma.make_fragment_B(slice_mma.partition_B(b))
+    shape = slice_mma.partition_shape_C((plan.tile_m, tile_n))
+    return (frag_a, frag_b), cute.make_rmem_tensor(shape, Float32)
+
+
+@cute.jit
+def _work_on_tile(
+    place: cutlass.Constexpr,
+    shared: cutlass.Constexpr,
+    operands: cutlass.Constexpr,
+    sums: cute.Tensor,
+    fragments: cutlass.Constexpr,
+    tile_n: cutlass.Constexpr,  # columns of the tile
+    group: Int32,  # warpgroup
+    first_row: Int32,
+    valid: Int32,
+    first_column: Int32,
+    stage: Int32,
+    phase: Int32,
+    send: cutlass.Constexpr,
+):
+    """Multiply this warpgroup's part of a tile and hand it on."""
+    plan = place.plan
+    own_rows = valid
+    if cutlass.const_expr(plan.groups_per_tile > 1):
+        own_rows = valid - group * BLOCK_M
+    apart = BLOCK_M * plan.groups_per_tile
+    targets = None
+    if cutlass.const_expr(send is not None):
+        above = valid - own_rows
+        targets = send.find_rows(place, first_row + above, own_rows)
+    fewest = 0 if plan.skips_blocks else plan.blocks_per_group - 1
+    for i in cutlass.range_constexpr(fewest, plan.blocks_per_group):
+        here = own_rows > (i * apart if plan.skips_blocks else 0)
+        if cutlass.const_expr(i + 1 < plan.blocks_per_group):
+            here = here and own_rows <= (i + 1) * apart
+        if here:
+            _multiply_tile(place, shared, sums, fragments, i + 1, tile_n, stage, phase)
+    if own_rows <= 0:
+        _pass_tile(place, shared, stage, phase)
+    if cutlass.const_expr(plan.is_ping_pong):
+        arrive_named(int(Named.turn) + 1 - group, 2 * THREADS_OF_GROUP)
+    _emit_tile(
+        *(place, shared, operands, sums, tile_n, group, first_row, valid, first_column),
+        *(send, targets),
+    )
 
 
 @cute.jit
@@ -574,28 +627,11 @@ def _multiply(
 ):
     """Multiply the tiles of this CTA, or every second one, and hand each on."""
     plan = place.plan
-    slice_mma = tiled_mma.get_slice(
-        cute.make_layout(plan.groups_per_tile, stride=THREADS_OF_GROUP)(
-            group if plan.groups_per_tile > 1 else 0
-        )
-    )
-    frag_a = tiled_mma.make_fragment_A(slice_mma.partition_A(shared.a))
-    frag_b = tiled_mma.make_fragment_B(slice_mma.partition_B(shared.b))
-    sums = cute.make_rmem_tensor(slice_mma.partition_shape_C((plan.tile_m, plan.tile_n)), Float32)
-    half_n = plan.tile_n // 2
+    fragments, sums = _fragments(tiled_mma, shared, plan, plan.tile_n, group)
     if cutlass.const_expr(plan.narrows):
-        # Sums of the first columns come first, and so do their operands in a stage.
-        narrow_mma = make_tiled_mma(plan, half_n)
-        narrow_slice = narrow_mma.get_slice(
-            cute.make_layout(plan.groups_per_tile, stride=THREADS_OF_GROUP)(group)
-        )
-        narrow_b = narrow_mma.make_fragment_B(
-            narrow_slice.partition_B(part_of(shared.b, 0, half_n, plan))
-        )
-        narrow_sums = cute.make_tensor(
-            sums.iterator,
-            cute.make_layout(narrow_slice.partition_shape_C((plan.tile_m, half_n))),
-        )
+        # Sums of their own: registers of both in one are moved between products, one by one.
+        half_n = plan.tile_n // 2
+        narrow = _fragments(make_tiled_mma(plan, half_n), shared, plan, half_n, group)
     count, stage, phase = Int32(0), Int32(0), Int32(0)
     if cutlass.const_expr(plan.is_ping_pong):
         if group == 1:
@@ -614,40 +650,23 @@ def _multiply(
                     # Phases tell odd from even: only behind the other group's last wait is a
                     # phase of this tile's the next one.
                     meet_named(int(Named.turn) + group, 2 * THREADS_OF_GROUP)
-                own_rows = valid
-                if cutlass.const_expr(plan.groups_per_tile > 1):
-                    own_rows = valid - group * BLOCK_M
-                apart = BLOCK_M * plan.groups_per_tile
-                targets = None
-                if cutlass.const_expr(send is not None):
-                    above = valid - own_rows
-                    targets = send.find_rows(place, first_row + above, own_rows)
-                fewest = 0 if plan.skips_blocks else plan.blocks_per_group - 1
-                for i in cutlass.range_constexpr(fewest, plan.blocks_per_group):
-                    here = own_rows > (i * apart if plan.skips_blocks else 0)
-                    if cutlass.const_expr(i + 1 < plan.blocks_per_group):
-                        here = here and own_rows <= (i + 1) * apart
-                    if cutlass.const_expr(plan.narrows):
-                        here = here and columns == 0
-                    if here:
-                        _multiply_tile(
-                            *(place, shared, sums, (frag_a, frag_b), i + 1, plan.tile_n),
-                            *(stage, phase),
-                        )
+                where = (group, first_row, valid, _first_column(plan, n_tile, columns))
                 if cutlass.const_expr(plan.narrows):
-                    if own_rows > 0 and columns > 0:
-                        _multiply_tile(
-                            *(place, shared, narrow_sums, (frag_a, narrow_b), 1, half_n),
-                            *(stage, phase),
+                    if columns == 0:
+                        _work_on_tile(
+                            *(place, shared, operands, sums, fragments, plan.tile_n),
+                            *(*where, stage, phase, send),
                         )
-                if own_rows <= 0:
-                    _pass_tile(place, shared, stage, phase)
-                if cutlass.const_expr(plan.is_ping_pong):
-                    arrive_named(int(Named.turn) + 1 - group, 2 * THREADS_OF_GROUP)
-                _emit_tile(
-                    *(place, shared, operands, sums, group, first_row, valid, n_tile, columns),
-                    *(send, targets),
-                )
+                    else:
+                        _work_on_tile(
+                            *(place, shared, operands, narrow[1], narrow[0], half_n),
+                            *(*where, stage, phase, send),
+                        )
+                else:
+                    _work_on_tile(
+                        *(place, shared, operands, sums, fragments, plan.tile_n),
+                        *(*where, stage, phase, send),
+                    )
                 if valid > 0:
                     lap(place.tape, Event.tile, m_tile, n_tile, _counted(plan, valid, columns))
                     if cutlass.const_expr(plan.problem.publish and plan.clip is None):
