@@ -560,7 +560,8 @@ def _first_column(plan: KernelPlan, n_tile: Int32, columns: Int32) -> Int32:
 
 
 def _fragments(tiled_mma: cute.TiledMma, shared: Shared, plan: KernelPlan, tile_n: int, group):
-    """Operands of a warpgroup in all stages, and its sums, for tiles of so many columns."""
+    """Operands of a warpgroup in all stages, for tiles of so many columns, and the shape of its
+    sums."""
     slice_mma = tiled_mma.get_slice(
         cute.make_layout(plan.groups_per_tile, stride=THREADS_OF_GROUP)(
             group if plan.groups_per_tile > 1 else 0
@@ -569,8 +570,7 @@ def _fragments(tiled_mma: cute.TiledMma, shared: Shared, plan: KernelPlan, tile_
     b = shared.b if tile_n == plan.tile_n else part_of(shared.b, 0, tile_n, plan)
     frag_a = tiled_mma.make_fragment_A(slice_mma.partition_A(shared.a))
     frag_b = tiled_mma.make_fragment_B(slice_mma.partition_B(b))
-    shape = slice_mma.partition_shape_C((plan.tile_m, tile_n))
-    return (frag_a, frag_b), cute.make_rmem_tensor(shape, Float32)
+    return frag_a, frag_b, slice_mma.partition_shape_C((plan.tile_m, tile_n))
 
 
 @cute.jit
@@ -578,8 +578,7 @@ def _work_on_tile(
     place: cutlass.Constexpr,
     shared: cutlass.Constexpr,
     operands: cutlass.Constexpr,
-    sums: cute.Tensor,
-    fragments: cutlass.Constexpr,
+    parts: cutlass.Constexpr,
     tile_n: cutlass.Constexpr,  # columns of the tile
     group: Int32,  # warpgroup
     first_row: Int32,
@@ -589,8 +588,14 @@ def _work_on_tile(
     phase: Int32,
     send: cutlass.Constexpr,
 ):
-    """Multiply this warpgroup's part of a tile and hand it on."""
+    """Multiply this warpgroup's part of a tile and hand it on.
+
+    Where tiles are narrow, too, sums are made and taken up in one branch: no path may lead them
+    from tile to tile, or those of both kinds do not all find a register.
+    """
     plan = place.plan
+    *fragments, shape = parts
+    sums = cute.make_rmem_tensor(shape, Float32)
     own_rows = valid
     if cutlass.const_expr(plan.groups_per_tile > 1):
         own_rows = valid - group * BLOCK_M
@@ -599,21 +604,29 @@ def _work_on_tile(
     if cutlass.const_expr(send is not None):
         above = valid - own_rows
         targets = send.find_rows(place, first_row + above, own_rows)
-    fewest = 0 if plan.skips_blocks else plan.blocks_per_group - 1
-    for i in cutlass.range_constexpr(fewest, plan.blocks_per_group):
-        here = own_rows > (i * apart if plan.skips_blocks else 0)
-        if cutlass.const_expr(i + 1 < plan.blocks_per_group):
-            here = here and own_rows <= (i + 1) * apart
-        if here:
-            _multiply_tile(place, shared, sums, fragments, i + 1, tile_n, stage, phase)
-    if own_rows <= 0:
-        _pass_tile(place, shared, stage, phase)
-    if cutlass.const_expr(plan.is_ping_pong):
-        arrive_named(int(Named.turn) + 1 - group, 2 * THREADS_OF_GROUP)
-    _emit_tile(
+    emitted = (
         *(place, shared, operands, sums, tile_n, group, first_row, valid, first_column),
         *(send, targets),
     )
+    if cutlass.const_expr(plan.narrows):
+        if own_rows > 0:
+            _multiply_tile(place, shared, sums, fragments, 1, tile_n, stage, phase)
+            _emit_tile(*emitted)
+        else:
+            _pass_tile(place, shared, stage, phase)
+    else:
+        fewest = 0 if plan.skips_blocks else plan.blocks_per_group - 1
+        for i in cutlass.range_constexpr(fewest, plan.blocks_per_group):
+            here = own_rows > (i * apart if plan.skips_blocks else 0)
+            if cutlass.const_expr(i + 1 < plan.blocks_per_group):
+                here = here and own_rows <= (i + 1) * apart
+            if here:
+                _multiply_tile(place, shared, sums, fragments, i + 1, tile_n, stage, phase)
+        if own_rows <= 0:
+            _pass_tile(place, shared, stage, phase)
+        if cutlass.const_expr(plan.is_ping_pong):
+            arrive_named(int(Named.turn) + 1 - group, 2 * THREADS_OF_GROUP)
+        _emit_tile(*emitted)
 
 
 @cute.jit
@@ -627,9 +640,8 @@ def _multiply(
 ):
     """Multiply the tiles of this CTA, or every second one, and hand each on."""
     plan = place.plan
-    fragments, sums = _fragments(tiled_mma, shared, plan, plan.tile_n, group)
+    whole = _fragments(tiled_mma, shared, plan, plan.tile_n, group)
     if cutlass.const_expr(plan.narrows):
-        # Sums of their own: registers of both in one are moved between products, one by one.
         half_n = plan.tile_n // 2
         narrow = _fragments(make_tiled_mma(plan, half_n), shared, plan, half_n, group)
     count, stage, phase = Int32(0), Int32(0), Int32(0)
@@ -654,17 +666,17 @@ def _multiply(
                 if cutlass.const_expr(plan.narrows):
                     if columns == 0:
                         _work_on_tile(
-                            *(place, shared, operands, sums, fragments, plan.tile_n),
+                            *(place, shared, operands, whole, plan.tile_n),
                             *(*where, stage, phase, send),
                         )
                     else:
                         _work_on_tile(
-                            *(place, shared, operands, narrow[1], narrow[0], half_n),
+                            *(place, shared, operands, narrow, half_n),
                             *(*where, stage, phase, send),
                         )
                 else:
                     _work_on_tile(
-                        *(place, shared, operands, sums, fragments, plan.tile_n),
+                        *(place, shared, operands, whole, plan.tile_n),
                         *(*where, stage, phase, send),
                     )
                 if valid > 0:
