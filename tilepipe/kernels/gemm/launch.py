@@ -35,7 +35,7 @@ def _pointer(dtype: Any, address: int, align: int) -> Any:
 
 def compile_gemm(plan: KernelPlan, *, num_ranks: int = 1) -> Code:
     """Compile for stand-in arguments; needs no GPU. One code serves any number of CTAs."""
-    tuning = replace(plan.tuning, num_cut=None)
+    tuning = replace(plan.tuning, num_cut=None, cuts_rows=True)
     return _compile_any(
         replace(plan, tuning=tuning, num_gemm_ctas=plan.cluster_m, workspace_bytes=0), num_ranks
     )
@@ -97,6 +97,7 @@ def upload_tiles(
         layout,
         num_cut=num_cut,
         in_quarters=plan.narrows,
+        by_rows=plan.tuning.cuts_rows,
         tile_m=plan.tile_m,
         cluster_m=plan.cluster_m,
         raster_m=plan.tuning.raster_m,

@@ -54,5 +54,6 @@ class GemmTuning:
     wide_b: int = 0
     by_place: bool = False
     num_cut: int | None = None
+    cuts_rows: bool = True
     store: StoreMode = StoreMode.tma
     clip: Clip | None = None

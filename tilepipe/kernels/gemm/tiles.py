@@ -54,13 +54,22 @@ def pack_cluster_tiles(
     raster_m: int,  # cluster tiles
     plan_tile_m: int,  # of the Plan, by which M tiles are counted
     num_cut: int = 0,  # cluster tiles at the end that are handed out in pieces
+    by_rows: bool = True,
     in_quarters: bool = False,  # halves of their rows by halves of their columns; else rows alone
     walk: Walk = Walk.expert,  # chunk: all are one group
 ) -> NDArray[np.int32]:  # (num_cluster_tiles, RECORD_WORDS)
     """Records of all cluster tiles of a rank, in hand-out order."""
     rows = layout.expert_rows.astype(np.int64)
     expert, above = _starts(rows, tile_m * cluster_m)
-    cut = _cut(expert, above, rows, tile_m * cluster_m, num_cut=num_cut, in_quarters=in_quarters)
+    cut = _cut(
+        expert,
+        above,
+        rows,
+        tile_m * cluster_m,
+        num_cut=num_cut,
+        in_quarters=in_quarters,
+        by_rows=by_rows,
+    )
     expert, above = expert[cut.of], cut.above
     # Those from the first piece on walk along N by themselves: else whole ones would end with them.
     alike = 2 * expert + (np.arange(len(expert)) >= cut.first_piece)
@@ -112,6 +121,7 @@ def _cut(
     *,
     num_cut: int,
     in_quarters: bool,
+    by_rows: bool,
 ) -> _Cut:
     """Cut the last `num_cut` tiles, by rows those with more than half of them."""
     end = np.minimum(above + height, rows[expert])
@@ -119,7 +129,7 @@ def _cut(
     is_cut = np.zeros(len(expert), bool)
     able = np.arange(len(expert)) if in_quarters else np.flatnonzero(is_full)
     is_cut[able[max(len(able) - num_cut, 0) :]] = True
-    by_rows = 1 + (is_cut & is_full)
+    by_rows = 1 + (is_cut & is_full & by_rows)
     least = np.where(by_rows == 2, end - above - height // 2, end - above)
     by_columns = 1 + (is_cut & in_quarters & (least > 1))
     pieces = by_rows * by_columns

@@ -105,7 +105,7 @@ def plan_overlap(
     return OverlapPlan(
         gemm=replace(
             gemm,
-            tuning=replace(gemm.tuning, num_cut=None),
+            tuning=replace(gemm.tuning, num_cut=None, cuts_rows=True),
             num_gemm_ctas=gemm.cluster_m,
             workspace_bytes=0,
         ),
