@@ -24,8 +24,9 @@ from tilepipe.kernels.track import Event
 
 __all__ = ["TEXT", "Engine"]
 
-TEXT = (Path(__file__).resolve().parents[2] / "tilepipe/kernels/gemm/grouped_sm90.py").read_text(
-    "utf-8"
+_FOLDER = Path(__file__).resolve().parents[2] / "tilepipe/kernels/gemm"
+TEXT = "\n".join(
+    (_FOLDER / name).read_text("utf-8") for name in ("roles.py", "stores.py", "grouped_sm90.py")
 )
 BLOCK = plans.BLOCK_M
 NAMED = SimpleNamespace(written=1, read=5, turn=9)
@@ -210,7 +211,7 @@ class Engine:
             early = 8
             if self.plan.uses_store_warp:
                 early = 9
-                warps[cta, 1] = names["_store"](place(1), shared, OPERANDS, self.sender)
+                warps[cta, 1] = names["store_tiles"](place(1), shared, OPERANDS, self.sender)
             if cta == 0:
                 warps[cta, 2] = names["_hand_out"](place(2), shared, 1)
             for warp in range(4, 12):
@@ -495,7 +496,7 @@ class Engine:
             "Role": Role,
             "Slot": Slot,
             "Word": Word,
-            "NUM_CONSUMERS": 2,
+            "NUM_CONSUMERS": plans.NUM_CONSUMERS,
             "TILE_K": plans.TILE_K,
             "Named": NAMED,
             "Item": MagicMock(),
@@ -526,12 +527,12 @@ class Engine:
         }
         names = lane_functions(text, given, ("wait", "meet_named"))
         names |= {
-            "_take_record": self.take_record,
+            "take_record": self.take_record,
             "_give_back": self.give_back,
             "partition": lambda atom, shared, tile: (Side(shared), Side(tile)),
             "part_of": lambda ring, part, rows, plan: (ring[0], part),
             "_block_address": lambda d, buffer_idx: buffer_idx,
-            "_descriptor_pointer": MagicMock(),
+            "descriptor_pointer": MagicMock(),
             "_multiply_tile": self._forgetting(names["_multiply_tile"]),
         }
         return names

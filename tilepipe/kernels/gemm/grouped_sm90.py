@@ -19,20 +19,15 @@ cooperative warpgroups multiply blocks of 64 rows of which an expert has none: u
 Rows. Each CTA's producer waits for the rows of its own M tile, acquires and fences for itself. B is
 loaded by the same warp, so a CTA whose rows are late holds up its neighbour too.
 
-Publishing costs the multiplying warps nothing: the store warp waits for its stores to complete,
-then releases, while they are in the next tile.
-
 A wait for rows that reaches its limit leaves a record and raises the abort word; the CTA goes on
 with rows that are not there, publishes nothing from then on, and no further tile is handed out.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-import cutlass.utils as utils
 from cutlass import BFloat16, Boolean, Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
@@ -44,12 +39,11 @@ from tilepipe.kernels.gemm.barriers import (
     Named,
     arrive,
     arrive_named,
-    await_phase,
     hand_word,
     meet_all,
     meet_named,
 )
-from tilepipe.kernels.gemm.choices import Clip, Epilogue
+from tilepipe.kernels.gemm.choices import Epilogue
 from tilepipe.kernels.gemm.epilogue import (
     packed_words,
     row_scales,
@@ -66,27 +60,32 @@ from tilepipe.kernels.gemm.operands import (
 )
 from tilepipe.kernels.gemm.plan import (
     BLOCK_M,
-    DESCRIPTOR_BYTES,
     NUM_CONSUMERS,
     STAGED_COLUMNS,
     STAGING_BUFFERS,
     TILE_K,
     KernelPlan,
 )
-from tilepipe.kernels.gemm.tiles import (
-    RECORD_WORDS,
-    TileWord,
-    counted_rows,
-    place_of_ticket,
+from tilepipe.kernels.gemm.roles import (
+    HANDED,
+    NUM_THREADS,
+    THREADS_OF_GROUP,
+    WARPS_OF_GROUP,
+    Operands,
+    Place,
+    Shared,
+    counted,
+    first_column_of,
+    read_record,
+    take_record,
 )
+from tilepipe.kernels.gemm.stores import descriptor_pointer, store_tiles
+from tilepipe.kernels.gemm.tiles import RECORD_WORDS, TileWord, place_of_ticket
 from tilepipe.kernels.memory import LANES, address, buffer, element, word
 from tilepipe.kernels.semaphore import (
     Scope,
-    add_relaxed,
     claim,
     load_relaxed,
-    release_bulk_fence,
-    release_fence,
     set_relaxed,
     wait_telling,
 )
@@ -103,99 +102,11 @@ __all__ = [
     "work_on_tiles",
 ]
 
-WARPS_OF_GROUP = 4
-THREADS_OF_GROUP = WARPS_OF_GROUP * LANES
-NUM_THREADS = THREADS_OF_GROUP * (1 + NUM_CONSUMERS)
 LOAD_WARP, STORE_WARP, HAND_OUT_WARP = 0, 1, 2
-# Records that are known at a time: the tile that is multiplied and the one that is loaded.
-HANDED = 2
 # Registers of a thread, in units of 8: (40 + 2 x 232) x 128 = 64 512 of 65 536.
 LOAD_REGISTERS, CONSUMER_REGISTERS = 40, 232
 _EVICT_NORMAL = 0
 _EVICT_FIRST, _EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a thread is, and what every role needs."""
-
-    plan: KernelPlan
-    table: Any
-    rank: Any
-    num_ranks: int
-    limit_ns: Any
-    warp: Any  # of the CTA
-    lane: Any
-    cta: Any  # in the cluster
-    tape: Any = None  # of the warp; None: it leaves no stamps
-
-    def wait(self, barrier: Any, phase: Any, item: Item) -> None:
-        await_phase(barrier, phase, item, self.table, self.rank, self.num_ranks, self.limit_ns)
-
-
-@dataclass(frozen=True)
-class Shared:
-    """Shared memory of a CTA."""
-
-    a: Any  # (tile_m, TILE_K, stages)
-    b: Any  # (tile_n, TILE_K, stages)
-    d: Any  # (64, 64, warpgroup x buffers), with StoreMode.tma
-    full: Any  # barriers of stages
-    empty: Any
-    handed: Any  # barriers of records
-    taken: Any
-    records: Any
-
-
-@dataclass(frozen=True)
-class Operands:
-    """Global tensors as TMA sees them, with their atoms."""
-
-    tma_a: Any
-    a: Any
-    tma_b: Any
-    b: Any
-    tma_d: Any
-    d: Any
-    d_address: Any
-    plain_d: Any  # (rows, out_n): what a descriptor of a group is patched from
-    scale: Any
-    workspace: Any
-
-
-# ---- records of tiles, as their readers see them
-
-
-@cute.jit
-def _read_record(place: cutlass.Constexpr, shared: cutlass.Constexpr, count: Int32):
-    """Wait for the record of the count-th tile of this CTA and read it, for this CTA's own rows."""
-    plan = place.plan
-    slot = count % HANDED
-    place.wait(shared.handed + slot, count // HANDED % 2, Item.handed)
-    if cutlass.const_expr(plan.cluster_m > 1):
-        cute.arch.fence_acq_rel_cluster()
-    record = cute.make_tensor(shared.records + slot * RECORD_WORDS, cute.make_layout(RECORD_WORDS))
-    above = place.cta * plan.tile_m
-    valid = record[int(TileWord.valid)]
-    return (
-        valid >= 0,
-        record[int(TileWord.first_row)] + above,
-        cutlass.min(valid - above, plan.tile_m),
-        record[int(TileWord.expert)],
-        record[int(TileWord.n_tile)],
-        record[int(TileWord.m_tile)] + place.cta,
-        record[int(TileWord.group_end)],
-        record[int(TileWord.columns)],
-        record[int(TileWord.group_size)],
-    )
-
-
-@cute.jit
-def _take_record(place: cutlass.Constexpr, shared: cutlass.Constexpr, count: Int32):
-    """Tell the scheduler, in the first CTA, that this warp has read the record."""
-    cute.arch.sync_warp()
-    if place.lane == 0:
-        arrive(shared.taken + count % HANDED, Int32(0), place.plan.cluster_m > 1)
 
 
 # ---- role: hand tiles out
@@ -313,7 +224,7 @@ def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass
     count, stage, phase = Int32(0), Int32(0), Int32(1)
     more = Boolean(True)
     while more:
-        found = _read_record(place, shared, count)
+        found = read_record(place, shared, count)
         more, first_row, valid, expert, n_tile, m_tile, _, columns, group_size = found
         if more:
             lap(place.tape, Event.stand)
@@ -356,13 +267,13 @@ def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass
                 b_hints = {"cache_policy": policy}
             if cutlass.const_expr(plan.tuning.wide_b):
                 b_hints = b_hints | {
-                    "tma_desc_ptr": _descriptor_pointer(
+                    "tma_desc_ptr": descriptor_pointer(
                         operands.workspace, cute.AddressSpace.generic
                     )
                 }
             for k in cutlass.range(plan.num_k_tiles, unroll=1):
                 if k == plan.claim_at:
-                    _take_record(place, shared, count + 1)  # of the tile before
+                    take_record(place, shared, count + 1)  # of the tile before
                 place.wait(shared.empty + stage, phase, Item.empty)
                 barrier = shared.full + stage
                 if place.lane == 0:
@@ -397,7 +308,7 @@ def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass
                 stage += 1
                 if stage == stages:
                     stage, phase = Int32(0), phase ^ 1
-            told = _counted(plan, cutlass.max(valid, 0), columns)
+            told = counted(plan, cutlass.max(valid, 0), columns)
             lap(place.tape, Event.load, m_tile, n_tile, told)
         count += 1
 
@@ -547,18 +458,6 @@ def _block_address(d: cute.Tensor, buffer_idx: Int32) -> Int32:
     return Int32(d.iterator.toint()) + buffer_idx * (BLOCK_M * STAGED_COLUMNS * 2)
 
 
-def _counted(plan: KernelPlan, valid: Int32, columns: Int32) -> Int32:
-    """Rows that a tile counts for."""
-    return counted_rows(valid, columns) if plan.narrows else valid
-
-
-def _first_column(plan: KernelPlan, n_tile: Int32, columns: Int32) -> Int32:
-    """Of the output, that a tile begins with."""
-    if plan.narrows:
-        return n_tile * plan.out_tile_n + columns // 2 * (plan.out_tile_n // 2)
-    return n_tile * plan.out_tile_n
-
-
 def _fragments(tiled_mma: cute.TiledMma, shared: Shared, plan: KernelPlan, tile_n: int, group):
     """Operands of a warpgroup in all stages, for tiles of so many columns, and the shape of its
     sums."""
@@ -650,10 +549,10 @@ def _multiply(
             arrive_named(int(Named.turn), 2 * THREADS_OF_GROUP)
     more = Boolean(True)
     while more:
-        found = _read_record(place, shared, count)
+        found = read_record(place, shared, count)
         more, first_row, valid, _, n_tile, m_tile, _, columns, _ = found
         if more:
-            _take_record(place, shared, count)
+            take_record(place, shared, count)
             mine = Boolean(True)
             if cutlass.const_expr(plan.is_ping_pong):
                 mine = count % 2 == group
@@ -662,7 +561,7 @@ def _multiply(
                     # Phases tell odd from even: only behind the other group's last wait is a
                     # phase of this tile's the next one.
                     meet_named(int(Named.turn) + group, 2 * THREADS_OF_GROUP)
-                where = (group, first_row, valid, _first_column(plan, n_tile, columns))
+                where = (group, first_row, valid, first_column_of(plan, n_tile, columns))
                 if cutlass.const_expr(plan.narrows):
                     if columns == 0:
                         _work_on_tile(
@@ -680,7 +579,7 @@ def _multiply(
                         *(*where, stage, phase, send),
                     )
                 if valid > 0:
-                    lap(place.tape, Event.tile, m_tile, n_tile, _counted(plan, valid, columns))
+                    lap(place.tape, Event.tile, m_tile, n_tile, counted(plan, valid, columns))
                     if cutlass.const_expr(plan.problem.publish and plan.clip is None):
                         # An aligned barrier counts whole warps, and lanes part where rows end.
                         cute.arch.sync_warp()
@@ -689,195 +588,6 @@ def _multiply(
             stage = ahead % plan.num_stages
             phase = phase ^ (ahead // plan.num_stages % 2)
         count += 1
-
-
-# ---- role: store and publish
-
-
-@cute.jit
-def _patch_descriptor(operands: cutlass.Constexpr, descriptor: cute.Pointer, group_end: Int32):
-    """End the CTA's own output descriptor with the rows of an expert. Called by the store warp,
-    which alone uses it."""
-    # Drain: no store may still read what is about to change.
-    cute.arch.cp_async_bulk_wait_group(0, read=False)
-    cute.arch.sync_warp()
-    rows = cute.make_tensor(
-        operands.plain_d.iterator,
-        cute.make_layout((group_end, operands.plain_d.shape[1]), stride=operands.plain_d.stride),
-    )
-    cpasync.update_tma_descriptor(operands.tma_d, rows, descriptor)
-    cute.arch.sync_warp()
-    cpasync.fence_tma_desc_release()
-    cpasync.fence_tma_desc_acquire(descriptor)
-
-
-@cute.jit
-def _store_block(
-    place: cutlass.Constexpr,
-    shared: cutlass.Constexpr,
-    operands: cutlass.Constexpr,
-    descriptor: cutlass.Constexpr,
-    buffer_idx: Int32,
-    row: Int32,
-    num_rows: Int32,
-    column: Int32,
-):
-    """Start storing a staged block, as many of its rows as exist where the descriptor clips."""
-    plan = place.plan
-    out = operands.d
-    if cutlass.const_expr(plan.clip is Clip.ragged):
-        # Dimension 0 has one block's rows and ends with it; the base lies one block lower.
-        there = cutlass.min(num_rows, BLOCK_M)
-        out = cute.domain_offset((BLOCK_M - there, column), out[None, None, row + there])
-    else:
-        out = cute.domain_offset((row, column), out)
-    from_s, to_g = partition(
-        operands.tma_d, shared.d, cute.local_tile(out, (BLOCK_M, STAGED_COLUMNS), (0, 0))
-    )
-    if cutlass.const_expr(plan.clip is Clip.per_group):
-        generic = _descriptor_pointer(Int64(descriptor.toint()), cute.AddressSpace.generic)
-        cute.copy(operands.tma_d, from_s[None, buffer_idx], to_g, tma_desc_ptr=generic)
-    elif cutlass.const_expr(plan.tuning.d_first):
-        cute.copy(operands.tma_d, from_s[None, buffer_idx], to_g, cache_policy=Int64(_EVICT_FIRST))
-    else:
-        cute.copy(operands.tma_d, from_s[None, buffer_idx], to_g)
-    cute.arch.cp_async_bulk_commit_group()
-
-
-@cute.jit
-def _store(
-    place: cutlass.Constexpr,
-    shared: cutlass.Constexpr,
-    operands: cutlass.Constexpr,
-    send: cutlass.Constexpr = None,
-):
-    """Store what consumers stage, and tell of every tile once it lies in memory.
-
-    Of tiles that others have stored or sent it tells alone, and then takes the record: nobody gets
-    two tiles ahead.
-    """
-    plan = place.plan
-    by_tma = plan.stores_by_tma
-    descriptor = None
-    if cutlass.const_expr(plan.clip is Clip.per_group):
-        cta, _, _ = cute.arch.block_idx()
-        at = operands.workspace + Int64(cta) * DESCRIPTOR_BYTES
-        descriptor = _descriptor_pointer(at)
-        if place.lane == 0:
-            cpasync.copy_tensormap(operands.tma_d, descriptor)
-        cute.arch.sync_warp()
-    if cutlass.const_expr(by_tma):
-        for i in cutlass.range_constexpr(NUM_CONSUMERS * STAGING_BUFFERS):
-            arrive_named(int(Named.read) + i)
-    known_end = Int32(-1)
-    count = Int32(0)
-    more = Boolean(True)
-    while more:
-        found = _read_record(place, shared, count)
-        more, first_row, valid, _, n_tile, m_tile, group_end, columns, _ = found
-        if more:
-            if cutlass.const_expr(by_tma):
-                _take_record(place, shared, count)
-            if valid > 0:
-                if cutlass.const_expr(plan.clip is Clip.per_group):
-                    if group_end != known_end:
-                        _patch_descriptor(operands, descriptor, group_end)
-                        known_end = group_end
-                if cutlass.const_expr(by_tma):
-                    _store_tile(
-                        *(place, shared, operands, descriptor),
-                        *(count, first_row, valid, n_tile, columns),
-                    )
-                elif cutlass.const_expr(plan.is_ping_pong):
-                    meet_named(int(Named.written) + plan.told_at(count % 2, count))
-                else:
-                    for group in cutlass.range_constexpr(NUM_CONSUMERS):
-                        meet_named(int(Named.written) + plan.told_at(group, count))
-                if cutlass.const_expr(send is not None):
-                    send.tell(place, first_row, valid, n_tile, m_tile)
-                elif cutlass.const_expr(plan.problem.publish):
-                    _publish(place, _counted(plan, valid, columns), n_tile, m_tile)
-            if cutlass.const_expr(not by_tma):
-                _take_record(place, shared, count)
-        count += 1
-    if cutlass.const_expr(by_tma):
-        cute.arch.cp_async_bulk_wait_group(0, read=False)
-
-
-@cute.jit
-def _store_tile(
-    place: cutlass.Constexpr,
-    shared: cutlass.Constexpr,
-    operands: cutlass.Constexpr,
-    descriptor: cutlass.Constexpr,
-    count: Int32,
-    first_row: Int32,
-    valid: Int32,
-    n_tile: Int32,
-    columns: Int32,
-):
-    """Store the blocks of a tile in the order in which its warpgroups stage them."""
-    plan = place.plan
-    pending = Int32(-1)  # buffer that a store may still read
-    for i in cutlass.range_constexpr(plan.blocks_per_group):
-        for part in cutlass.range_constexpr(plan.out_tile_n // STAGED_COLUMNS):
-            for member in cutlass.range_constexpr(plan.groups_per_tile):
-                group = count % 2 if plan.is_ping_pong else Int32(member)
-                block = i * plan.groups_per_tile + member
-                num_rows = valid - block * BLOCK_M
-                here = num_rows > 0
-                if cutlass.const_expr(plan.narrows):
-                    if part * STAGED_COLUMNS * 2 >= plan.out_tile_n:
-                        here = here and columns == 0
-                if here:
-                    buffer_idx = group * STAGING_BUFFERS + plan.turn_of(i, part)
-                    meet_named(int(Named.written) + buffer_idx)
-                    _store_block(
-                        *(place, shared, operands, descriptor, buffer_idx),
-                        first_row + block * BLOCK_M,
-                        num_rows,
-                        _first_column(plan, n_tile, columns) + part * STAGED_COLUMNS,
-                    )
-                    if pending >= 0:
-                        # All but the store just started have read their buffers.
-                        cute.arch.cp_async_bulk_wait_group(1, read=True)
-                        arrive_named(int(Named.read) + pending)
-                    pending = buffer_idx
-    cute.arch.cp_async_bulk_wait_group(0, read=True)
-    arrive_named(int(Named.read) + pending)
-
-
-@cute.jit
-def _publish(place: cutlass.Constexpr, num_rows: Int32, n_tile: Int32, m_tile: Int32):
-    """Add the rows of a tile to the counter of its M tile and chunk, once they lie in memory.
-
-    Read on this GPU: scope gpu. By TMA the elected lane, which has issued the stores, publishes;
-    with direct stores any lane may, the barrier having joined all threads that stored.
-    """
-    plan = place.plan
-    chunk = n_tile * plan.num_chunks // plan.num_n_tiles
-    stored = element(
-        address(place.table, place.rank, Slot.tile_stored),
-        m_tile * plan.num_chunks + chunk,
-        Int32,
-    )
-    if cutlass.const_expr(plan.stores_by_tma):
-        cute.arch.cp_async_bulk_wait_group(0, read=False)
-    alive = abort_word(place.table, place.rank) == 0
-    if cute.arch.vote_all_sync(alive):
-        with cute.arch.elect_one():
-            if cutlass.const_expr(plan.stores_by_tma):
-                release_bulk_fence(Scope.gpu)
-            else:
-                release_fence(Scope.gpu)
-            add_relaxed(stored, num_rows, Scope.gpu)
-
-
-def _descriptor_pointer(at: Int64, space=cute.AddressSpace.gmem) -> cute.Pointer:
-    """A descriptor slot of the workspace."""
-    slot = cute.make_ptr(Int64, at, cute.AddressSpace.gmem, assumed_align=DESCRIPTOR_BYTES)
-    manager = utils.TensorMapManager(utils.TensorMapUpdateMode.GMEM, DESCRIPTOR_BYTES)
-    return manager.get_tensormap_ptr(slot, space)
 
 
 # ---- the kernel and its host function
@@ -949,13 +659,13 @@ def work_on_tiles(
         if cutlass.const_expr(plan.uses_store_warp):
             if warp == STORE_WARP:
                 # The record before the first tile has been read: all but the producer say so.
-                _take_record(place, shared, Int32(1))
-                _store(place, shared, operands, send)
+                take_record(place, shared, Int32(1))
+                store_tiles(place, shared, operands, send)
         if warp == HAND_OUT_WARP and place.cta == 0:
             _hand_out(place, shared, num_clusters)
     else:
         cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
-        _take_record(place, shared, Int32(1))
+        take_record(place, shared, Int32(1))
         _multiply(place, shared, operands, tiled_mma, warp // WARPS_OF_GROUP - 1, send)
         if cutlass.const_expr(finish is not None):
             finish()

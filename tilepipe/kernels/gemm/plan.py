@@ -169,7 +169,7 @@ class KernelPlan:
 
     @property
     def num_a_parts(self) -> int:
-        """Pieces of an A tile that are loaded apart: of tiles of half their rows, only the first."""
+        """Pieces of an A tile that are loaded apart; of half its rows only the first is."""
         return 2 if self.narrows else 1
 
     def told_at(self, group: Any, count: Any) -> Any:
