@@ -1,5 +1,6 @@
 """Cluster tiles and tickets of the grouped GEMM, against the hand-out order of the Plan."""
 
+from collections import Counter
 from itertools import pairwise
 
 import numpy as np
@@ -10,6 +11,7 @@ from tilepipe.config.choices import Layout, Walk
 from tilepipe.kernels.gemm.tiles import (
     RECORD_WORDS,
     TileWord,
+    counted_rows,
     num_to_cut,
     pack_cluster_tiles,
     place_of_ticket,
@@ -38,7 +40,7 @@ def layout_of(rows, layout=Layout.padded, **settings):
     return make_layout(0, np.array([rows], np.int32), chosen), chosen
 
 
-def records_of(layout, *, cluster_m=1, raster_m=8, tile_m=TILE_M, num_cut=0, walk=Walk.expert):
+def records_of(layout, *, cluster_m=1, raster_m=8, tile_m=TILE_M, num_cut=0, **how):
     return pack_cluster_tiles(
         layout,
         tile_m=tile_m,
@@ -46,7 +48,7 @@ def records_of(layout, *, cluster_m=1, raster_m=8, tile_m=TILE_M, num_cut=0, wal
         raster_m=raster_m,
         plan_tile_m=TILE_M,
         num_cut=num_cut,
-        walk=walk,
+        **how,
     )
 
 
@@ -224,6 +226,41 @@ def test_the_last_tiles_are_handed_out_in_halves_and_all_others_whole(
     # They walk along N together as any other tiles do.
     places = handed_out(records, num_n_tiles=num_n_tiles, num_chunks=num_n_tiles)
     assert sorted(places) == [(tile, n) for tile in range(len(records)) for n in range(num_n_tiles)]
+
+
+@given(
+    rows=ROWS,
+    layout=st.sampled_from(list(Layout)),
+    raster_m=st.integers(1, 5),
+    num_cut=st.integers(0, 20),
+    num_n_tiles=st.integers(1, 4),
+)
+def test_the_last_tiles_are_handed_out_in_quarters_that_cover_them_once(
+    rows, layout, raster_m, num_cut, num_n_tiles
+):
+    received, _ = layout_of(rows, layout)
+    half = TILE_M // 2
+
+    records = records_of(received, raster_m=raster_m, num_cut=num_cut, in_quarters=True)
+
+    whole = records_of(received, raster_m=raster_m)
+    places = handed_out(records, num_n_tiles=num_n_tiles, num_chunks=num_n_tiles)
+    covered, counted = Counter(), Counter()
+    for number, n_tile in places:
+        first, valid, _, _, _, m_tile, _, columns = records[number].tolist()
+        own = counted_rows(valid, columns)
+        assert own > 0, "a piece that counts for nothing is waited for by nobody"
+        counted[m_tile, n_tile] += own
+        for side in {0: (0, 1), 1: (0,), 2: (1,)}[columns]:
+            covered.update((row, n_tile, side) for row in range(first, first + valid))
+        is_last = m_tile >= len(whole) - num_cut
+        assert is_last or (columns == 0 and valid == whole[m_tile, TileWord.valid])
+        assert not is_last or (valid <= half and (columns or valid == 1 or valid % half == 1))
+    _, held = received.held_rows()
+    every = [(int(row), n, side) for row in held for n in range(num_n_tiles) for side in (0, 1)]
+    assert covered == Counter(every)
+    valid = received.tiles[:, 2].tolist()
+    assert counted == {(m, n): valid[m] for m in range(len(valid)) for n in range(num_n_tiles)}
 
 
 def rounds_of(records, *, num_n_tiles, num_clusters):
