@@ -75,7 +75,7 @@ def _store_block(
         generic = descriptor_pointer(Int64(descriptor.toint()), cute.AddressSpace.generic)
         cute.copy(operands.tma_d, from_s[None, buffer_idx], to_g, tma_desc_ptr=generic)
     elif cutlass.const_expr(plan.tuning.d_first):
-        cute.copy(operands.tma_d, from_s[None, buffer_idx], to_g, cache_policy=Int64(0x12F0000000000000))
+        cute.copy(operands.tma_d, from_s[None, buffer_idx], to_g, cache_policy=Int64(0x12F0 << 48))
     else:
         cute.copy(operands.tma_d, from_s[None, buffer_idx], to_g)
     cute.arch.cp_async_bulk_commit_group()
