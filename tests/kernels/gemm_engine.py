@@ -19,7 +19,7 @@ from tilepipe.config.choices import Granularity, StoreMode
 from tilepipe.fabric.table import Role, Slot, Word
 from tilepipe.kernels.gemm import choices
 from tilepipe.kernels.gemm import plan as plans
-from tilepipe.kernels.gemm.tiles import RECORD_WORDS, TileWord, counted_rows, place_of_ticket
+from tilepipe.kernels.gemm.tiles import RECORD_WORDS, TileWord, place_of_ticket
 from tilepipe.kernels.track import Event
 
 __all__ = ["TEXT", "Engine"]
@@ -323,10 +323,11 @@ class Engine:
 
     def gemm(self, mma, sums, a, b, out):
         (block, stage, step), state = a, self.mmas[self.now]
-        # Of two parts of A a warpgroup has one each; a narrow product reads the first part of B.
-        own = self.now[1] // 4 - 1 if self.plan.num_a_parts == 2 else 0
-        num_b_parts = self.plan.num_b_parts * mma.tile_n // self.plan.tile_n
-        parts = [("a", own), *(("b", part) for part in range(num_b_parts))]
+        plan = self.plan
+        own = 0
+        if plan.num_a_parts > 1:
+            own = block * plan.groups_per_tile + self.now[1] // 4 - 1
+        parts = [("a", own), *(("b", part) for part in range(plan.num_b_parts))]
         held = [self.here.held.get((stage, part)) for part in parts]
         assert None not in held, f"a product reads stage {stage} before it has come"
         state.under_way.add(stage)
@@ -496,15 +497,14 @@ class Engine:
             "Role": Role,
             "Slot": Slot,
             "Word": Word,
-            "NUM_CONSUMERS": plans.NUM_CONSUMERS,
+            "NUM_CONSUMERS": 2,
             "TILE_K": plans.TILE_K,
             "Named": NAMED,
             "Item": MagicMock(),
             "Scope": MagicMock(),
             "warpgroup": warpgroup,
-            "make_tiled_mma": lambda plan, tile_n: MagicMock(tile_n=tile_n),
+            "make_tiled_mma": lambda plan: MagicMock(),
             "place_of_ticket": self.place_of_ticket,
-            "counted_rows": counted_rows,
             "arrive": self.arrive,
             "arrive_named": self.arrive_named,
             "hand_word": self.hand_word,
@@ -532,7 +532,7 @@ class Engine:
             "partition": lambda atom, shared, tile: (Side(shared), Side(tile)),
             "part_of": lambda ring, part, rows, plan: (ring[0], part),
             "_block_address": lambda d, buffer_idx: buffer_idx,
-            "descriptor_pointer": MagicMock(),
+            "_descriptor_pointer": MagicMock(),
             "_multiply_tile": self._forgetting(names["_multiply_tile"]),
         }
         return names

@@ -69,16 +69,15 @@ def compiled(request):
 
 def test_products_are_whole_columns_of_a_tile_by_64_rows(compiled):
     plan = compiled.plan
-    widths = [plan.tile_n, plan.tile_n // 2][: 1 + plan.narrows]
+    shape = f"m64n{plan.tile_n}k16.f32.bf16.bf16"
     found = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(\S+)", compiled.ptx)
     opcodes = [code for code in compiled.machine.opcodes if code.startswith("HGMMA")]
 
     # Four K steps of 16 in a stage, of every block, ahead of the loop and in it; apart for every
-    # number of blocks that have rows, and for tiles of half their columns.
+    # number of blocks that have rows.
     fewest = 1 if plan.skips_blocks else plan.blocks_per_group
     num_blocks = sum(range(fewest, plan.blocks_per_group + 1))
-    shapes = [f"m64n{width}k16.f32.bf16.bf16" for width in widths]
-    assert sorted(found) == sorted(shapes * (2 * 4 * num_blocks))
+    assert found == [shape] * (2 * 4 * num_blocks)
     assert len(opcodes) == len(found)
 
 
@@ -86,9 +85,7 @@ def test_a_stage_is_multiplied_while_the_one_before_is_still_under_way(compiled)
     waits = re.findall(r"wgmma\.wait_group\.sync\.aligned\s+(\d+)", compiled.ptx)
 
     plan = compiled.plan
-    assert waits == ["1", "0"] * (
-        (plan.blocks_per_group if plan.skips_blocks else 1) + plan.narrows
-    )
+    assert waits == ["1", "0"] * (plan.blocks_per_group if plan.skips_blocks else 1)
     # No product waits for the one before it: that would be a wait for every one of them.
     assert compiled.count("WARPGROUP.DEPBAR") == len(waits)
 
@@ -111,19 +108,17 @@ def test_blocks_are_stored_as_the_plan_says(compiled):
     plan = compiled.plan
     blocks = plan.blocks_per_group * plan.groups_per_tile
     dimensions = "3D" if plan.clip is Clip.ragged else "2D"
-    # Of whole tiles, and of those with half of their columns.
-    columns = plan.out_tile_n + plan.narrows * plan.out_tile_n // 2
 
     if plan.tuning.store is StoreMode.tma:
         stored = blocks * plan.out_tile_n // 64
         assert compiled.count("UTMASTG") == compiled.count(f"UTMASTG.{dimensions}") == stored
         # Four matrices a store, 16 rows of 16 columns each, of both warpgroups alike.
-        assert compiled.count("STSM.16.M88.4") == plan.blocks_per_group * columns // 16
+        assert compiled.count("STSM.16.M88.4") == plan.blocks_per_group * plan.out_tile_n // 16
         assert compiled.count("STG.E.NA.128") == 0
     else:
         assert compiled.count("UTMASTG") == compiled.count("STSM") == 0
         # 16 bytes a lane: 8 of its 32 columns in each of two rows.
-        assert compiled.count("STG.E.NA.128") == plan.blocks_per_group * columns // 16
+        assert compiled.count("STG.E.NA.128") == plan.blocks_per_group * plan.out_tile_n // 16
 
 
 def test_descriptors_are_patched_behind_a_drain_and_acquired_before_they_are_used(compiled):

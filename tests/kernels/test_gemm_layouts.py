@@ -65,25 +65,22 @@ def look(plan, found, pointer, rows):
     heights = (plan.tile_m, plan.tile_n, 64)
     for key, layout, height in zip("abd", layouts, heights, strict=True):
         # Corners and a few beside them: the layouts are linear in powers of two.
-        places = {0, 1, 7, 8, 9, 63, 64, height // 2 - 1, height // 2, height - 1}
+        places = {0, 1, 7, 8, 9, 63, 64, 192, height // 2 - 1, height // 2, height - 1}
         found[key] = {
             (row, column): 2 * int(cute.crd2idx((row, column, 0), layout.outer))
             for row in sorted(place for place in places if place < height)
             for column in (0, 1, 7, 8, 31, 32, 63)
         }
         found[f"{key} bytes"] = 2 * int(cute.cosize(layout.outer))
-    for key, tile_n in (("sums", plan.tile_n), ("narrow sums", plan.tile_n // 2)):
-        tiled = operands.make_tiled_mma(plan, tile_n)
-        identity = cute.make_identity_tensor((plan.tile_m, tile_n))
-        found[key] = {}
-        for group in range(plan.groups_per_tile):
-            for thread in (0, 5, 31, 97):
-                part = tiled.get_slice(128 * group + thread).partition_C(identity)
-                found[key][group, thread] = [
-                    tuple(int(at) for at in part[i]) for i in range(cute.size(part))
-                ]
-        if not plan.narrows:
-            break
+    tiled = operands.make_tiled_mma(plan)
+    identity = cute.make_identity_tensor((plan.tile_m, plan.tile_n))
+    found["sums"] = {}
+    for group in range(plan.groups_per_tile):
+        for thread in (0, 5, 31, 97):
+            part = tiled.get_slice(128 * group + thread).partition_C(identity)
+            found["sums"][group, thread] = [
+                tuple(int(at) for at in part[i]) for i in range(cute.size(part))
+            ]
     tensors = operands.global_tensors(plan, pointer, pointer, pointer, rows)
     atoms = operands.atoms(plan, layouts, tensors[0], tensors[1], tensors[3])
     found["boxes"] = [
@@ -142,10 +139,9 @@ def test_parts_of_a_tile_lie_one_behind_the_other(name):
         offset = plan.tile_n * 128 // 2
         assert found["b"][half, 0] == found["b"][0, 0] + offset
         assert max(byte for (row, _), byte in found["b"].items() if row < half) < offset
-    if plan.num_a_parts == 2:
-        # Each warpgroup's block is one of them.
-        assert (plan.tile_m, plan.groups_per_tile) == (128, 2)
-        assert found["a"][64, 0] == found["a"][0, 0] + 64 * 128
+    for part in range(1, plan.num_a_parts):
+        # Blocks of the warpgroups in turn.
+        assert found["a"][64 * part, 0] == found["a"][0, 0] + part * 64 * 128
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -163,9 +159,6 @@ def test_a_thread_holds_the_sums_that_its_epilogue_thinks_it_holds(name):
                         row = 64 * block + 16 * warp + lane // 4 + 8 * half
                         expected.append((row, 8 * j + 2 * (lane % 4) + column))
         assert places == expected
-        if plan.narrows:
-            # Those of a narrow tile are the first of them, and so is what the epilogue takes up.
-            assert found["narrow sums"][group, thread] == expected[: len(expected) // 2]
 
 
 # From here on integers alone: the arithmetic of the epilogue, lane by lane.

@@ -139,7 +139,7 @@ def test_outputs_are_halved_and_b_is_parted_where_gate_and_up_ask_for_it(epilogu
     halved = epilogue in (Epilogue.swiglu_interleaved, Epilogue.swiglu_concatenated)
     assert plan.out_n == plan.d_pitch == (2048 if halved else 4096)
     assert plan.out_tile_n == (128 if halved else 256)
-    parted = epilogue is Epilogue.swiglu_concatenated or cluster_m == 2 or plan.narrows
+    parted = epilogue is Epilogue.swiglu_concatenated or cluster_m == 2
     assert plan.num_b_parts == (2 if parted else 1)
 
 

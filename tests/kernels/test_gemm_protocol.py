@@ -32,18 +32,7 @@ TUNINGS = {
 ROWS = [0, 1, 257, 128]
 
 
-def launched(
-    name,
-    *,
-    seed,
-    k=320,
-    text=TEXT,
-    rows=ROWS,
-    num_cut=0,
-    in_quarters=False,
-    slow_warp=None,
-    **problem,
-):
+def launched(name, *, seed, k=320, text=TEXT, rows=ROWS, num_cut=0, slow_warp=None, **problem):
     """An engine that has run all tiles of one cluster."""
     asked = GemmProblem(
         n=512,
@@ -71,7 +60,6 @@ def launched(
         raster_m=plan.tuning.raster_m,
         plan_tile_m=plan.tile_m,
         num_cut=num_cut,
-        in_quarters=in_quarters,
     )
     engine = Engine(plan, records, seed=seed, text=text, slow_warp=slow_warp)
     engine.run()
@@ -87,7 +75,6 @@ def expected_blocks(engine):
         for record in engine.tiles
         for above in range(0, record[TileWord.valid], 64)
         for column in columns
-        if record[TileWord.columns] in (0, 1 + column % plan.out_tile_n * 2 // plan.out_tile_n)
         for warp in range(4)
     }
 
@@ -147,22 +134,6 @@ def test_tiles_that_are_handed_out_in_halves_are_stored_and_told_once(name):
     engine, layout = launched(name, seed=5, num_cut=2, rows=[300, 200])
 
     assert len(engine.tiles) == layout.num_tiles + 2
-    expect_all(engine, layout)
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("epilogue", [Epilogue.none, Epilogue.swiglu_interleaved])
-@pytest.mark.parametrize("name", ["cooperative", "two_stages", "per_group", "direct"])
-def test_tiles_that_are_handed_out_in_quarters_are_multiplied_stored_and_told_once(
-    name, epilogue, seed
-):
-    engine, layout = launched(
-        name, seed=seed, num_cut=3, in_quarters=True, rows=[300, 65, 130, 63], epilogue=epilogue
-    )
-
-    # Of the last three the first is whole, of the second two rows are left, the third is short.
-    columns = [record[TileWord.columns] for record in engine.tiles]
-    assert columns == [0, 0, 0, 0, 1, 2, 1, 2, 1, 2, 1, 2]
     expect_all(engine, layout)
 
 

@@ -76,9 +76,9 @@ def buffer_specs(settings: PlanSettings, shape: Shape) -> dict[Slot, ArraySpec]:
         Slot.stamps: ((len(Stamp),), np.int64),
         Slot.scratch: ((plan.scratch_words,), np.int32),
         Slot.plan_rounds: ((MAX_PLAN_CTAS,), np.int64),
-        # Tiles may be handed out in quarters.
-        Slot.gemm_tiles: ((4 * tiles, RECORD_WORDS), np.int32),
-        Slot.second_tiles: ((4 * tiles * has_second, RECORD_WORDS), np.int32),
+        # Tiles may be handed out in halves.
+        Slot.gemm_tiles: ((2 * tiles, RECORD_WORDS), np.int32),
+        Slot.second_tiles: ((2 * tiles * has_second, RECORD_WORDS), np.int32),
         Slot.push_units: ((tiles * home.num_chunks * pushes_stored, 4), np.int32),
         Slot.tile_stored: ((tiles * home.num_n_tiles,), np.int32),
     }

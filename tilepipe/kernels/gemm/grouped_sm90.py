@@ -74,12 +74,10 @@ from tilepipe.kernels.gemm.roles import (
     Operands,
     Place,
     Shared,
-    counted,
-    first_column_of,
     read_record,
     take_record,
 )
-from tilepipe.kernels.gemm.stores import descriptor_pointer, store_tiles
+from tilepipe.kernels.gemm.stores import store_tiles
 from tilepipe.kernels.gemm.tiles import RECORD_WORDS, TileWord, place_of_ticket
 from tilepipe.kernels.memory import LANES, address, buffer, element, word
 from tilepipe.kernels.semaphore import (
@@ -105,8 +103,6 @@ __all__ = [
 LOAD_WARP, STORE_WARP, HAND_OUT_WARP = 0, 1, 2
 # Registers of a thread, in units of 8: (40 + 2 x 232) x 128 = 64 512 of 65 536.
 LOAD_REGISTERS, CONSUMER_REGISTERS = 40, 232
-_EVICT_NORMAL = 0
-_EVICT_FIRST, _EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000
 
 
 # ---- role: hand tiles out
@@ -125,17 +121,9 @@ def _hand_out(place: cutlass.Constexpr, shared: cutlass.Constexpr, num_clusters:
         if count > 0:
             place.wait(shared.taken + count % HANDED, (count - 1) // HANDED % 2, Item.taken)
         ticket = Int32(0)
-        if cutlass.const_expr(plan.tuning.by_place):
-            block, _, _ = cute.arch.block_idx()
-            ticket = Int32(block)
-            if count > 0:
-                if place.lane == 0:
-                    ticket = claim(word(words, Word.gemm_queue), Int32(1), Scope.gpu) + num_clusters
-                ticket = cute.arch.shuffle_sync(ticket, 0)
-        else:
-            if place.lane == 0:
-                ticket = claim(word(words, Word.gemm_queue), Int32(1), Scope.gpu)
-            ticket = cute.arch.shuffle_sync(ticket, 0)
+        if place.lane == 0:
+            ticket = claim(word(words, Word.gemm_queue), Int32(1), Scope.gpu)
+        ticket = cute.arch.shuffle_sync(ticket, 0)
         more = ticket < num_tickets
         if ticket == num_tickets + num_clusters - 1:
             # Every cluster's last claim but this one has been made.
@@ -219,13 +207,12 @@ def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass
     parts, stages = plan.num_b_parts, plan.num_stages
     part_m, part_n = plan.tile_m // plan.num_a_parts, plan.tile_n // parts
     concatenated = plan.problem.epilogue is Epilogue.swiglu_concatenated
-    a_bytes, b_bytes = (rows * TILE_K * 2 for rows in (plan.tile_m, plan.tile_n))
+    a_bytes, b_bytes = (rows * TILE_K * 2 for rows in (part_m, plan.tile_n))
     mask = cutlass.Int16((1 << plan.cluster_m) - 1)
     count, stage, phase = Int32(0), Int32(0), Int32(1)
     more = Boolean(True)
     while more:
-        found = read_record(place, shared, count)
-        more, first_row, valid, expert, n_tile, m_tile, _, columns, group_size = found
+        more, first_row, valid, expert, n_tile, m_tile, _ = read_record(place, shared, count)
         if more:
             lap(place.tape, Event.stand)
             if cutlass.const_expr(plan.problem.wait is not None):
@@ -234,43 +221,22 @@ def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass
                     lap(place.tape, Event.wait, m_tile, late, valid)
             own = cute.domain_offset((first_row, 0), operands.a)
             own = cute.local_tile(own, (part_m, TILE_K), (None, None))
-            a_pairs = [
-                partition(
-                    operands.tma_a,
-                    part_of(shared.a, part, part_m, plan),
-                    own[None, None, part, None],
-                )
-                for part in range(plan.num_a_parts)
-            ]
-            first_column = n_tile * plan.tile_n
-            expected = Int32(a_bytes + b_bytes) if valid > 0 else Int32(b_bytes)
-            if cutlass.const_expr(plan.narrows):
-                if valid <= part_m:
-                    expected -= Int32(a_bytes // 2)
-                if columns > 0:
-                    expected -= Int32(b_bytes // 2)
-                first_column += columns // 2 * part_n
+            expected = Int32(b_bytes)
+            a_pairs = []
+            for part in cutlass.range_constexpr(plan.num_a_parts):
+                # Rows that are multiplied by nobody are not loaded.
+                expected += Int32(a_bytes) if valid > part * part_m else Int32(0)
+                ring = part_of(shared.a, part, part_m, plan)
+                a_pairs.append(partition(operands.tma_a, ring, own[None, None, part, None]))
             pairs = []
             for part in cutlass.range_constexpr(parts):
                 # Part 0 is gate and 1 is up; of a tile without them they are its two halves.
-                column = first_column + part * part_n
+                column = n_tile * plan.tile_n + part * part_n
                 if cutlass.const_expr(concatenated):
                     column = n_tile * part_n + part * (plan.problem.n // 2)
                 rows = cute.domain_offset((column, 0), operands.b[None, None, expert])
                 rows = cute.local_tile(rows, (part_n, TILE_K), (0, None))
                 pairs.append(partition(operands.tma_b, part_of(shared.b, part, part_n, plan), rows))
-            a_hints, b_hints = {}, {}
-            if cutlass.const_expr(plan.tuning.a_last):
-                a_hints = {"cache_policy": Int64(_EVICT_LAST)}
-            if cutlass.const_expr(plan.tuning.b_first):
-                policy = Int64(_EVICT_FIRST) if group_size == 1 else Int64(_EVICT_NORMAL)
-                b_hints = {"cache_policy": policy}
-            if cutlass.const_expr(plan.tuning.wide_b):
-                b_hints = b_hints | {
-                    "tma_desc_ptr": descriptor_pointer(
-                        operands.workspace, cute.AddressSpace.generic
-                    )
-                }
             for k in cutlass.range(plan.num_k_tiles, unroll=1):
                 if k == plan.claim_at:
                     take_record(place, shared, count + 1)  # of the tile before
@@ -283,22 +249,14 @@ def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass
                     to_a, from_a = a_pairs[part]
                     if valid > part * part_m:
                         cute.copy(
-                            *(operands.tma_a, from_a[None, k], to_a[None, stage]),
-                            tma_bar_ptr=barrier,
-                            **a_hints,
+                            operands.tma_a, from_a[None, k], to_a[None, stage], tma_bar_ptr=barrier
                         )
                 for part in cutlass.range_constexpr(parts):
                     to_b, from_b = pairs[part]
                     if cutlass.const_expr(plan.cluster_m == 1):
-                        wanted = True
-                        if cutlass.const_expr(plan.narrows and part > 0):
-                            wanted = columns == 0
-                        if wanted:
-                            cute.copy(
-                                *(operands.tma_b, from_b[None, k], to_b[None, stage]),
-                                tma_bar_ptr=barrier,
-                                **b_hints,
-                            )
+                        cute.copy(
+                            operands.tma_b, from_b[None, k], to_b[None, stage], tma_bar_ptr=barrier
+                        )
                     elif place.cta == part:
                         cute.copy(
                             *(operands.tma_b, from_b[None, k], to_b[None, stage]),
@@ -308,8 +266,7 @@ def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass
                 stage += 1
                 if stage == stages:
                     stage, phase = Int32(0), phase ^ 1
-            told = counted(plan, cutlass.max(valid, 0), columns)
-            lap(place.tape, Event.load, m_tile, n_tile, told)
+            lap(place.tape, Event.load, m_tile, n_tile, cutlass.max(valid, 0))
         count += 1
 
 
@@ -334,7 +291,6 @@ def _multiply_tile(
     sums: cute.Tensor,
     fragments: cutlass.Constexpr,
     num_blocks: cutlass.Constexpr,
-    tile_n: cutlass.Constexpr,  # columns that are multiplied
     first_stage: Int32,
     first_phase: Int32,
 ):
@@ -343,7 +299,7 @@ def _multiply_tile(
     plan = place.plan
     frag_a, _ = fragments
     # Of its own: what is set in one branch is no value of another.
-    tiled_mma = make_tiled_mma(plan, tile_n)
+    tiled_mma = make_tiled_mma(plan)
     stage, phase, last = first_stage, first_phase, first_stage
     tiled_mma.set(warpgroup.Field.ACCUMULATE, False)
     place.wait(shared.full + stage, phase, Item.full)
@@ -401,11 +357,10 @@ def _emit_tile(
     shared: cutlass.Constexpr,
     operands: cutlass.Constexpr,
     sums: cute.Tensor,
-    tile_n: cutlass.Constexpr,  # columns that have been multiplied
     group: Int32,  # warpgroup
     first_row: Int32,
     valid: Int32,
-    first_column: Int32,  # of the output
+    n_tile: Int32,
     send: cutlass.Constexpr,
     targets: cutlass.Constexpr,  # of the rows of each block, as `send` has found them
 ):
@@ -413,7 +368,7 @@ def _emit_tile(
     plan = place.plan
     epilogue = plan.problem.epilogue
     warp = place.warp % WARPS_OF_GROUP
-    per_block = tile_n // 2  # sums of a thread: two row halves of two columns in eight
+    per_block = plan.tile_n // 2  # sums of a thread: two row halves of two columns in eight
     for i in cutlass.range_constexpr(plan.blocks_per_group):
         block = i * plan.groups_per_tile
         if cutlass.const_expr(plan.groups_per_tile > 1):
@@ -426,23 +381,24 @@ def _emit_tile(
             if cutlass.const_expr(epilogue is Epilogue.row_scale):
                 scales = row_scales(operands.scale, row, num_rows, warp, place.lane)
             width = STAGED_COLUMNS if plan.tuning.store is StoreMode.tma else STAGED_COLUMNS // 2
-            out_tile_n = plan.out_tile_n * tile_n // plan.tile_n
-            for part in cutlass.range_constexpr(out_tile_n // width):
+            for part in cutlass.range_constexpr(plan.out_tile_n // width):
                 words = packed_words(
-                    *(of_block, part * width // 8, width // 8, tile_n // 8),
+                    *(of_block, part * width // 8, width // 8, plan.tile_n // 8),
                     *(scales, place.lane, epilogue),
                 )
                 buffer_idx = group * STAGING_BUFFERS + plan.turn_of(i, part)
-                column = first_column + part * width
                 if cutlass.const_expr(send is not None):
-                    at = _block_address(shared.d, buffer_idx)
-                    send.send_block(words, at, targets[i], column, warp, place.lane)
+                    at, column = _block_address(shared.d, buffer_idx), part * width
+                    send.send_block(
+                        words, at, targets[i], n_tile * plan.out_tile_n + column, warp, place.lane
+                    )
                 elif cutlass.const_expr(plan.stores_by_tma):
                     meet_named(int(Named.read) + buffer_idx)
                     stage_words(words, _block_address(shared.d, buffer_idx), warp, place.lane)
                     cute.arch.fence_proxy("async.shared", space="cta")
                     arrive_named(int(Named.written) + buffer_idx)
                 else:
+                    column = n_tile * plan.out_tile_n + part * width
                     store_words_directly(
                         words,
                         operands.d_address + (Int64(row) * plan.d_pitch + Int64(column)) * 2,
@@ -458,76 +414,6 @@ def _block_address(d: cute.Tensor, buffer_idx: Int32) -> Int32:
     return Int32(d.iterator.toint()) + buffer_idx * (BLOCK_M * STAGED_COLUMNS * 2)
 
 
-def _fragments(tiled_mma: cute.TiledMma, shared: Shared, plan: KernelPlan, tile_n: int, group):
-    """Operands of a warpgroup in all stages, for tiles of so many columns, and the shape of its
-    sums."""
-    slice_mma = tiled_mma.get_slice(
-        cute.make_layout(plan.groups_per_tile, stride=THREADS_OF_GROUP)(
-            group if plan.groups_per_tile > 1 else 0
-        )
-    )
-    b = shared.b if tile_n == plan.tile_n else part_of(shared.b, 0, tile_n, plan)
-    frag_a = tiled_mma.make_fragment_A(slice_mma.partition_A(shared.a))
-    frag_b = tiled_mma.make_fragment_B(slice_mma.partition_B(b))
-    return frag_a, frag_b, slice_mma.partition_shape_C((plan.tile_m, tile_n))
-
-
-@cute.jit
-def _work_on_tile(
-    place: cutlass.Constexpr,
-    shared: cutlass.Constexpr,
-    operands: cutlass.Constexpr,
-    parts: cutlass.Constexpr,
-    tile_n: cutlass.Constexpr,  # columns of the tile
-    group: Int32,  # warpgroup
-    first_row: Int32,
-    valid: Int32,
-    first_column: Int32,
-    stage: Int32,
-    phase: Int32,
-    send: cutlass.Constexpr,
-):
-    """Multiply this warpgroup's part of a tile and hand it on.
-
-    Where tiles are narrow, too, sums are made and taken up in one branch: no path may lead them
-    from tile to tile, or those of both kinds do not all find a register.
-    """
-    plan = place.plan
-    *fragments, shape = parts
-    sums = cute.make_rmem_tensor(shape, Float32)
-    own_rows = valid
-    if cutlass.const_expr(plan.groups_per_tile > 1):
-        own_rows = valid - group * BLOCK_M
-    apart = BLOCK_M * plan.groups_per_tile
-    targets = None
-    if cutlass.const_expr(send is not None):
-        above = valid - own_rows
-        targets = send.find_rows(place, first_row + above, own_rows)
-    emitted = (
-        *(place, shared, operands, sums, tile_n, group, first_row, valid, first_column),
-        *(send, targets),
-    )
-    if cutlass.const_expr(plan.narrows):
-        if own_rows > 0:
-            _multiply_tile(place, shared, sums, fragments, 1, tile_n, stage, phase)
-            _emit_tile(*emitted)
-        else:
-            _pass_tile(place, shared, stage, phase)
-    else:
-        fewest = 0 if plan.skips_blocks else plan.blocks_per_group - 1
-        for i in cutlass.range_constexpr(fewest, plan.blocks_per_group):
-            here = own_rows > (i * apart if plan.skips_blocks else 0)
-            if cutlass.const_expr(i + 1 < plan.blocks_per_group):
-                here = here and own_rows <= (i + 1) * apart
-            if here:
-                _multiply_tile(place, shared, sums, fragments, i + 1, tile_n, stage, phase)
-        if own_rows <= 0:
-            _pass_tile(place, shared, stage, phase)
-        if cutlass.const_expr(plan.is_ping_pong):
-            arrive_named(int(Named.turn) + 1 - group, 2 * THREADS_OF_GROUP)
-        _emit_tile(*emitted)
-
-
 @cute.jit
 def _multiply(
     place: cutlass.Constexpr,
@@ -539,18 +425,21 @@ def _multiply(
 ):
     """Multiply the tiles of this CTA, or every second one, and hand each on."""
     plan = place.plan
-    whole = _fragments(tiled_mma, shared, plan, plan.tile_n, group)
-    if cutlass.const_expr(plan.narrows):
-        half_n = plan.tile_n // 2
-        narrow = _fragments(make_tiled_mma(plan, half_n), shared, plan, half_n, group)
+    slice_mma = tiled_mma.get_slice(
+        cute.make_layout(plan.groups_per_tile, stride=THREADS_OF_GROUP)(
+            group if plan.groups_per_tile > 1 else 0
+        )
+    )
+    frag_a = tiled_mma.make_fragment_A(slice_mma.partition_A(shared.a))
+    frag_b = tiled_mma.make_fragment_B(slice_mma.partition_B(shared.b))
+    sums = cute.make_rmem_tensor(slice_mma.partition_shape_C((plan.tile_m, plan.tile_n)), Float32)
     count, stage, phase = Int32(0), Int32(0), Int32(0)
     if cutlass.const_expr(plan.is_ping_pong):
         if group == 1:
             arrive_named(int(Named.turn), 2 * THREADS_OF_GROUP)
     more = Boolean(True)
     while more:
-        found = read_record(place, shared, count)
-        more, first_row, valid, _, n_tile, m_tile, _, columns, _ = found
+        more, first_row, valid, _, n_tile, m_tile, _ = read_record(place, shared, count)
         if more:
             take_record(place, shared, count)
             mine = Boolean(True)
@@ -561,25 +450,31 @@ def _multiply(
                     # Phases tell odd from even: only behind the other group's last wait is a
                     # phase of this tile's the next one.
                     meet_named(int(Named.turn) + group, 2 * THREADS_OF_GROUP)
-                where = (group, first_row, valid, first_column_of(plan, n_tile, columns))
-                if cutlass.const_expr(plan.narrows):
-                    if columns == 0:
-                        _work_on_tile(
-                            *(place, shared, operands, whole, plan.tile_n),
-                            *(*where, stage, phase, send),
-                        )
-                    else:
-                        _work_on_tile(
-                            *(place, shared, operands, narrow, half_n),
-                            *(*where, stage, phase, send),
-                        )
-                else:
-                    _work_on_tile(
-                        *(place, shared, operands, whole, plan.tile_n),
-                        *(*where, stage, phase, send),
-                    )
+                own_rows = valid
+                if cutlass.const_expr(plan.groups_per_tile > 1):
+                    own_rows = valid - group * BLOCK_M
+                apart = BLOCK_M * plan.groups_per_tile
+                targets = None
+                if cutlass.const_expr(send is not None):
+                    above = valid - own_rows
+                    targets = send.find_rows(place, first_row + above, own_rows)
+                fewest = 0 if plan.skips_blocks else plan.blocks_per_group - 1
+                for i in cutlass.range_constexpr(fewest, plan.blocks_per_group):
+                    here = own_rows > (i * apart if plan.skips_blocks else 0)
+                    if cutlass.const_expr(i + 1 < plan.blocks_per_group):
+                        here = here and own_rows <= (i + 1) * apart
+                    if here:
+                        _multiply_tile(place, shared, sums, (frag_a, frag_b), i + 1, stage, phase)
+                if own_rows <= 0:
+                    _pass_tile(place, shared, stage, phase)
+                if cutlass.const_expr(plan.is_ping_pong):
+                    arrive_named(int(Named.turn) + 1 - group, 2 * THREADS_OF_GROUP)
+                _emit_tile(
+                    *(place, shared, operands, sums, group, first_row, valid, n_tile),
+                    *(send, targets),
+                )
                 if valid > 0:
-                    lap(place.tape, Event.tile, m_tile, n_tile, counted(plan, valid, columns))
+                    lap(place.tape, Event.tile, m_tile, n_tile, valid)
                     if cutlass.const_expr(plan.problem.publish and plan.clip is None):
                         # An aligned barrier counts whole warps, and lanes part where rows end.
                         cute.arch.sync_warp()

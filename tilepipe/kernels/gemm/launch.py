@@ -35,10 +35,7 @@ def _pointer(dtype: Any, address: int, align: int) -> Any:
 
 def compile_gemm(plan: KernelPlan, *, num_ranks: int = 1) -> Code:
     """Compile for stand-in arguments; needs no GPU. One code serves any number of CTAs."""
-    tuning = replace(plan.tuning, num_cut=None, cuts_rows=True)
-    return _compile_any(
-        replace(plan, tuning=tuning, num_gemm_ctas=plan.cluster_m, workspace_bytes=0), num_ranks
-    )
+    return _compile_any(replace(plan, num_gemm_ctas=plan.cluster_m, workspace_bytes=0), num_ranks)
 
 
 @kept
@@ -59,7 +56,7 @@ def alone_specs(
 ) -> dict[Slot, ArraySpec]:
     """Buffers of a rank that does nothing but multiply, for a heap.
 
-    `num_tiles` are M tiles of the Plan; there is room for quarters of them.
+    `num_tiles` are M tiles of the Plan; there is room for tiles of half their height.
     """
     words = {
         Slot.words: NUM_WORDS,
@@ -70,7 +67,7 @@ def alone_specs(
         Slot.tile_stored: max(num_tiles * num_chunks, 1),
     }
     specs = {slot: ArraySpec(shape=(size,), dtype=np.int32) for slot, size in words.items()}
-    specs[Slot.gemm_tiles] = ArraySpec(shape=(4 * max(num_tiles, 1), RECORD_WORDS), dtype=np.int32)
+    specs[Slot.gemm_tiles] = ArraySpec(shape=(2 * max(num_tiles, 1), RECORD_WORDS), dtype=np.int32)
     return specs
 
 
@@ -86,18 +83,14 @@ def upload_tiles(
         num_cut = num_to_cut(
             layout,
             tile_m=plan.tile_m,
+            raster_m=plan.tuning.raster_m,
             num_n_tiles=plan.num_n_tiles,
+            num_chunks=plan.num_chunks,
             num_clusters=plan.num_gemm_ctas,
         )
-    if plan.narrows:
-        num_cut = -(-plan.num_gemm_ctas // (2 * plan.num_n_tiles))
-    if plan.tuning.num_cut is not None:
-        num_cut = plan.tuning.num_cut
     records = pack_cluster_tiles(
         layout,
         num_cut=num_cut,
-        in_quarters=plan.narrows,
-        by_rows=plan.tuning.cuts_rows,
         tile_m=plan.tile_m,
         cluster_m=plan.cluster_m,
         raster_m=plan.tuning.raster_m,
@@ -107,26 +100,6 @@ def upload_tiles(
     heap.fill(rank, plan.tiles_slot, records)
     heap.tensor(rank, Slot.words)[int(plan.tiles_word)] = len(records)
     return records
-
-
-def _encode(plan: KernelPlan, b: torch.Tensor, workspace: torch.Tensor) -> None:
-    k, n = plan.problem.k, plan.problem.n
-    failed, found = cuda.cuTensorMapEncodeTiled(
-        cuda.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-        *(3, b.data_ptr()),
-        [cuda.cuuint64_t(size) for size in (k, n, plan.problem.num_experts)],
-        [cuda.cuuint64_t(size) for size in (2 * k, 2 * n * k)],
-        [cuda.cuuint32_t(size) for size in (64, plan.tile_n // plan.num_b_parts, 1)],
-        [cuda.cuuint32_t(1)] * 3,
-        cuda.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        cuda.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-        cuda.CUtensorMapL2promotion(plan.tuning.wide_b),
-        cuda.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-    )
-    assert int(failed) == 0, failed
-    words = np.array([int(word) for word in found.opaque], np.uint64)
-    workspace[:128].copy_(torch.from_numpy(words.view(np.uint8).copy()))
-    torch.cuda.synchronize()
 
 
 class GroupedGemm:
@@ -173,8 +146,6 @@ class GroupedGemm:
             num_bytes=workspace.numel() * workspace.element_size(),
             address=workspace.data_ptr(),
         )
-        if self.plan.tuning.wide_b:
-            _encode(self.plan, b, workspace)
         self._workspace[workspace.data_ptr()] = workspace
         arguments = (
             *(_pointer(Int64, heap.table.data_ptr(), 16), Int32(rank)),

@@ -47,8 +47,7 @@ def _b_layout(plan: KernelPlan):
     return utils.LayoutEnum.ROW_MAJOR if by_k else utils.LayoutEnum.COL_MAJOR
 
 
-def make_tiled_mma(plan: KernelPlan, tile_n: int | None = None):
-    """Products of a tile, or of one with fewer columns."""
+def make_tiled_mma(plan: KernelPlan):
     return sm90.make_trivial_tiled_mma(
         BFloat16,
         BFloat16,
@@ -56,7 +55,7 @@ def make_tiled_mma(plan: KernelPlan, tile_n: int | None = None):
         _b_layout(plan).sm90_mma_major_mode(),
         Float32,
         (plan.groups_per_tile, 1, 1),
-        tiler_mn=(BLOCK_M, tile_n or plan.tile_n),
+        tiler_mn=(BLOCK_M, plan.tile_n),
     )
 
 

@@ -12,7 +12,7 @@ from cutlass import Int32
 
 from tilepipe.kernels.gemm.barriers import Item, arrive, await_phase
 from tilepipe.kernels.gemm.plan import NUM_CONSUMERS, KernelPlan
-from tilepipe.kernels.gemm.tiles import RECORD_WORDS, TileWord, counted_rows
+from tilepipe.kernels.gemm.tiles import RECORD_WORDS, TileWord
 from tilepipe.kernels.memory import LANES
 
 __all__ = [
@@ -23,8 +23,6 @@ __all__ = [
     "Operands",
     "Place",
     "Shared",
-    "counted",
-    "first_column_of",
     "read_record",
     "take_record",
 ]
@@ -103,8 +101,6 @@ def read_record(place: cutlass.Constexpr, shared: cutlass.Constexpr, count: Int3
         record[int(TileWord.n_tile)],
         record[int(TileWord.m_tile)] + place.cta,
         record[int(TileWord.group_end)],
-        record[int(TileWord.columns)],
-        record[int(TileWord.group_size)],
     )
 
 
@@ -114,15 +110,3 @@ def take_record(place: cutlass.Constexpr, shared: cutlass.Constexpr, count: Int3
     cute.arch.sync_warp()
     if place.lane == 0:
         arrive(shared.taken + count % HANDED, Int32(0), place.plan.cluster_m > 1)
-
-
-def counted(plan: KernelPlan, valid: Int32, columns: Int32) -> Int32:
-    """Rows that a tile counts for."""
-    return counted_rows(valid, columns) if plan.narrows else valid
-
-
-def first_column_of(plan: KernelPlan, n_tile: Int32, columns: Int32) -> Int32:
-    """Of the output, that a tile begins with."""
-    if plan.narrows:
-        return n_tile * plan.out_tile_n + columns // 2 * (plan.out_tile_n // 2)
-    return n_tile * plan.out_tile_n

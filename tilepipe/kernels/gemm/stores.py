@@ -23,7 +23,7 @@ from tilepipe.kernels.gemm.plan import (
     STAGED_COLUMNS,
     STAGING_BUFFERS,
 )
-from tilepipe.kernels.gemm.roles import counted, first_column_of, read_record, take_record
+from tilepipe.kernels.gemm.roles import read_record, take_record
 from tilepipe.kernels.memory import address, element
 from tilepipe.kernels.semaphore import Scope, add_relaxed, release_bulk_fence, release_fence
 from tilepipe.kernels.watchdog import abort_word
@@ -72,10 +72,8 @@ def _store_block(
         operands.tma_d, shared.d, cute.local_tile(out, (BLOCK_M, STAGED_COLUMNS), (0, 0))
     )
     if cutlass.const_expr(plan.clip is Clip.per_group):
-        generic = descriptor_pointer(Int64(descriptor.toint()), cute.AddressSpace.generic)
+        generic = _descriptor_pointer(Int64(descriptor.toint()), cute.AddressSpace.generic)
         cute.copy(operands.tma_d, from_s[None, buffer_idx], to_g, tma_desc_ptr=generic)
-    elif cutlass.const_expr(plan.tuning.d_first):
-        cute.copy(operands.tma_d, from_s[None, buffer_idx], to_g, cache_policy=Int64(0x12F0 << 48))
     else:
         cute.copy(operands.tma_d, from_s[None, buffer_idx], to_g)
     cute.arch.cp_async_bulk_commit_group()
@@ -99,7 +97,7 @@ def store_tiles(
     if cutlass.const_expr(plan.clip is Clip.per_group):
         cta, _, _ = cute.arch.block_idx()
         at = operands.workspace + Int64(cta) * DESCRIPTOR_BYTES
-        descriptor = descriptor_pointer(at)
+        descriptor = _descriptor_pointer(at)
         if place.lane == 0:
             cpasync.copy_tensormap(operands.tma_d, descriptor)
         cute.arch.sync_warp()
@@ -110,8 +108,7 @@ def store_tiles(
     count = Int32(0)
     more = Boolean(True)
     while more:
-        found = read_record(place, shared, count)
-        more, first_row, valid, _, n_tile, m_tile, group_end, columns, _ = found
+        more, first_row, valid, _, n_tile, m_tile, group_end = read_record(place, shared, count)
         if more:
             if cutlass.const_expr(by_tma):
                 take_record(place, shared, count)
@@ -123,7 +120,7 @@ def store_tiles(
                 if cutlass.const_expr(by_tma):
                     _store_tile(
                         *(place, shared, operands, descriptor),
-                        *(count, first_row, valid, n_tile, columns),
+                        *(count, first_row, valid, n_tile),
                     )
                 elif cutlass.const_expr(plan.is_ping_pong):
                     meet_named(int(Named.written) + plan.told_at(count % 2, count))
@@ -133,7 +130,7 @@ def store_tiles(
                 if cutlass.const_expr(send is not None):
                     send.tell(place, first_row, valid, n_tile, m_tile)
                 elif cutlass.const_expr(plan.problem.publish):
-                    _publish(place, counted(plan, valid, columns), n_tile, m_tile)
+                    _publish(place, valid, n_tile, m_tile)
             if cutlass.const_expr(not by_tma):
                 take_record(place, shared, count)
         count += 1
@@ -151,7 +148,6 @@ def _store_tile(
     first_row: Int32,
     valid: Int32,
     n_tile: Int32,
-    columns: Int32,
 ):
     """Store the blocks of a tile in the order in which its warpgroups stage them."""
     plan = place.plan
@@ -162,18 +158,14 @@ def _store_tile(
                 group = count % 2 if plan.is_ping_pong else Int32(member)
                 block = i * plan.groups_per_tile + member
                 num_rows = valid - block * BLOCK_M
-                here = num_rows > 0
-                if cutlass.const_expr(plan.narrows):
-                    if part * STAGED_COLUMNS * 2 >= plan.out_tile_n:
-                        here = here and columns == 0
-                if here:
+                if num_rows > 0:
                     buffer_idx = group * STAGING_BUFFERS + plan.turn_of(i, part)
                     meet_named(int(Named.written) + buffer_idx)
                     _store_block(
                         *(place, shared, operands, descriptor, buffer_idx),
                         first_row + block * BLOCK_M,
                         num_rows,
-                        first_column_of(plan, n_tile, columns) + part * STAGED_COLUMNS,
+                        n_tile * plan.out_tile_n + part * STAGED_COLUMNS,
                     )
                     if pending >= 0:
                         # All but the store just started have read their buffers.
@@ -185,7 +177,7 @@ def _store_tile(
 
 
 @cute.jit
-def _publish(place: cutlass.Constexpr, num_rows: Int32, n_tile: Int32, m_tile: Int32):
+def _publish(place: cutlass.Constexpr, valid: Int32, n_tile: Int32, m_tile: Int32):
     """Add the rows of a tile to the counter of its M tile and chunk, once they lie in memory.
 
     Read on this GPU: scope gpu. By TMA the elected lane, which has issued the stores, publishes;
@@ -207,10 +199,10 @@ def _publish(place: cutlass.Constexpr, num_rows: Int32, n_tile: Int32, m_tile: I
                 release_bulk_fence(Scope.gpu)
             else:
                 release_fence(Scope.gpu)
-            add_relaxed(stored, num_rows, Scope.gpu)
+            add_relaxed(stored, valid, Scope.gpu)
 
 
-def descriptor_pointer(at: Int64, space=cute.AddressSpace.gmem) -> cute.Pointer:
+def _descriptor_pointer(at: Int64, space=cute.AddressSpace.gmem) -> cute.Pointer:
     """A descriptor slot of the workspace."""
     slot = cute.make_ptr(Int64, at, cute.AddressSpace.gmem, assumed_align=DESCRIPTOR_BYTES)
     manager = utils.TensorMapManager(utils.TensorMapUpdateMode.GMEM, DESCRIPTOR_BYTES)

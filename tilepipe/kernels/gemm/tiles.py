@@ -18,7 +18,6 @@ __all__ = [
     "RECORD_WORDS",
     "TicketPlace",
     "TileWord",
-    "counted_rows",
     "num_to_cut",
     "pack_cluster_tiles",
     "place_of_ticket",
@@ -43,7 +42,6 @@ class TileWord(IntEnum):
     group_size = 4  # how many walk together
     m_tile = 5  # number of the first M tile, counted by the Plan
     group_end = 6  # row behind the last one of the expert
-    columns = 7  # of an N tile: 0 all, 1 the first half, 2 the second
 
 
 def pack_cluster_tiles(
@@ -53,42 +51,37 @@ def pack_cluster_tiles(
     cluster_m: int,
     raster_m: int,  # cluster tiles
     plan_tile_m: int,  # of the Plan, by which M tiles are counted
-    num_cut: int = 0,  # cluster tiles at the end that are handed out in pieces
-    by_rows: bool = True,
-    in_quarters: bool = False,  # halves of their rows by halves of their columns; else rows alone
+    num_cut: int = 0,  # cluster tiles at the end that are handed out in halves
     walk: Walk = Walk.expert,  # chunk: all are one group
 ) -> NDArray[np.int32]:  # (num_cluster_tiles, RECORD_WORDS)
     """Records of all cluster tiles of a rank, in hand-out order."""
     rows = layout.expert_rows.astype(np.int64)
-    expert, above = _starts(rows, tile_m * cluster_m)
-    cut = _cut(
-        expert,
-        above,
-        rows,
-        tile_m * cluster_m,
-        num_cut=num_cut,
-        in_quarters=in_quarters,
-        by_rows=by_rows,
-    )
-    expert, above = expert[cut.of], cut.above
-    # Those from the first piece on walk along N by themselves: else whole ones would end with them.
-    alike = 2 * expert + (np.arange(len(expert)) >= cut.first_piece)
+    height = tile_m * cluster_m
+    expert, above = _starts(rows, height)
+    # Those from the first half on walk along N by themselves: else whole ones would end with them.
+    first_cut = len(expert)
+    if num_cut:
+        expert, above, first_cut = _halved(expert, above, rows, height // 2, num_cut)
+    alike = 2 * expert + (np.arange(len(expert)) >= first_cut)
     if walk is Walk.chunk:
         alike, raster_m = np.zeros_like(expert), max(len(expert), 1)
     _, first_of, size_of = np.unique(alike, return_index=True, return_counts=True)
     within = np.arange(len(expert)) - np.repeat(first_of, size_of)
     num_alike = np.repeat(size_of, size_of)
+    # A tile ends where the next one of its expert begins, or with the expert.
+    ends = rows[expert]
+    goes_on = np.flatnonzero(expert[:-1] == expert[1:])
+    ends[goes_on] = above[goes_on + 1]
     place = within % raster_m
     records = np.zeros((len(expert), RECORD_WORDS), np.int32)
     first = layout.expert_first_row[:-1].astype(np.int64)[expert]
     records[:, TileWord.first_row] = first + above
-    records[:, TileWord.valid] = cut.end - above
+    records[:, TileWord.valid] = ends - above
     records[:, TileWord.expert] = expert
     records[:, TileWord.group_place] = place
     records[:, TileWord.group_size] = np.minimum(num_alike - (within - place), raster_m)
     records[:, TileWord.m_tile] = layout.expert_first_tile[:-1][expert] + above // plan_tile_m
     records[:, TileWord.group_end] = first + rows[expert]
-    records[:, TileWord.columns] = cut.columns
     return records
 
 
@@ -102,49 +95,21 @@ def _starts(
     return expert, within * height
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """Cluster tiles, the last ones in pieces; an entry each."""
-
-    of: NDArray[np.int64]  # whole one that it is, or a piece of
-    above: NDArray[np.int64]  # rows of the expert above it
-    end: NDArray[np.int64]  # rows of the expert down to its last one
-    columns: NDArray[np.int64]  # TileWord.columns
-    first_piece: int  # number of the first that is no whole one
-
-
-def _cut(
+def _halved(
     expert: NDArray[np.int64],
     above: NDArray[np.int64],
     rows: NDArray[np.int64],
-    height: int,
-    *,
+    half: int,
     num_cut: int,
-    in_quarters: bool,
-    by_rows: bool,
-) -> _Cut:
-    """Cut the last `num_cut` tiles, by rows those with more than half of them."""
-    end = np.minimum(above + height, rows[expert])
-    is_full = end - above > height // 2
-    is_cut = np.zeros(len(expert), bool)
-    able = np.arange(len(expert)) if in_quarters else np.flatnonzero(is_full)
-    is_cut[able[max(len(able) - num_cut, 0) :]] = True
-    by_rows = 1 + (is_cut & is_full & by_rows)
-    least = np.where(by_rows == 2, end - above - height // 2, end - above)
-    by_columns = 1 + (is_cut & in_quarters & (least > 1))
-    pieces = by_rows * by_columns
-    of = np.repeat(np.arange(len(expert)), pieces)
-    number = np.arange(len(of)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    lower, right = np.divmod(number, by_columns[of])
-    above = above[of] + lower * (height // 2)
-    is_upper = (by_rows[of] == 2) & (lower == 0)
-    found = np.flatnonzero(pieces[of] > 1)
-    return _Cut(
-        of=of,
-        above=above,
-        end=np.where(is_upper, above + height // 2, end[of]),
-        columns=np.where(by_columns[of] == 2, 1 + right, 0),
-        first_piece=int(found[0]) if len(found) else len(of),
+) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """The same, the last `num_cut` tiles that have more than half of their rows in two; and the
+    number of the first half."""
+    full = np.flatnonzero(rows[expert] - above > half)
+    cut = full[max(len(full) - num_cut, 0) :]
+    return (
+        np.insert(expert, cut + 1, expert[cut]),
+        np.insert(above, cut + 1, above[cut] + half),
+        int(cut[0]) if len(cut) else len(expert),
     )
 
 
@@ -152,31 +117,65 @@ def num_to_cut(
     layout: ReceiveLayout,
     *,
     tile_m: int,
+    raster_m: int,
     num_n_tiles: int,
+    num_chunks: int,
     num_clusters: int,
 ) -> int:
-    """Tiles to be handed out in halves so that the last round of a launch is half as long.
+    """Tiles to be handed out in halves so that a launch ends first: the fewest that do.
 
-    A tile of at most half its rows takes half its time. In halves the launch fills whole rounds of
-    all clusters and a rest. A rest of up to one half each takes a whole tile's time unless its
-    tiles are halves; more than that needs the whole round anyway.
+    A tile of at most half its rows takes half its time. Where all are whole, launches are rounds
+    of all clusters and a rest, which as whole tiles takes a round, too; where some are short,
+    clusters go apart by half a tile, and whole tiles at the end leave some idle. So what comes of
+    each number is counted.
     """
-    half = tile_m // 2
-    expert, above = _starts(layout.expert_rows.astype(np.int64), tile_m)
-    full = int(np.count_nonzero(layout.expert_rows[expert] - above > half))
-    num_halves = (len(expert) + full) * num_n_tiles
-    rest = num_halves % (2 * num_clusters)
-    if not 0 < rest <= num_clusters:
-        return 0
-    return min(-(-rest // (2 * num_n_tiles)), full)
+    best, least = 0, 0
+    for num_cut in range(-(-num_clusters // (2 * num_n_tiles)) + 1):
+        records = pack_cluster_tiles(
+            layout,
+            tile_m=tile_m,
+            cluster_m=1,
+            raster_m=raster_m,
+            plan_tile_m=tile_m,
+            num_cut=num_cut,
+        )
+        halves = _halves_in_order(
+            records, tile_m // 2, num_n_tiles=num_n_tiles, num_chunks=num_chunks
+        )
+        time = _time_of(halves, num_clusters)
+        if num_cut == 0 or time < least:
+            best, least = num_cut, time
+        if least == -(-int(halves.sum()) // num_clusters):
+            break
+    return best
 
 
-def counted_rows(valid: Any, columns: Any) -> Any:
-    """Rows for which a tile counts: of two that share their rows by columns about half each.
+def _halves_in_order(
+    records: NDArray[np.int32], half: int, *, num_n_tiles: int, num_chunks: int
+) -> NDArray[np.int64]:  # (num_cluster_tiles x num_n_tiles,)
+    """Halves of a tile, 1 or 2, that each ticket's takes."""
+    tickets = np.arange(len(records) * num_n_tiles)
+    own = records[tickets // num_n_tiles].astype(np.int64)
+    there = place_of_ticket(
+        tickets,
+        own[:, TileWord.group_place],
+        own[:, TileWord.group_size],
+        num_n_tiles=num_n_tiles,
+        num_chunks=num_chunks,
+    )
+    return 1 + (records[there.cluster_tile, TileWord.valid].astype(np.int64) > half)
 
-    Together they count for all rows; so that each counts for some, lone rows are never shared.
-    """
-    return valid - (columns != 0) * ((valid + columns - 1) // 2)
+
+def _time_of(halves: NDArray[np.int64], num_clusters: int) -> int:
+    """Halves of a tile until the last is done, each given to the next free of equal clusters."""
+    time = at = busy = 0
+    free = num_clusters
+    while at < len(halves):
+        taken = halves[at : at + free]
+        long = int(np.count_nonzero(taken == 2))
+        at, time = at + free, time + 1
+        free, busy = free - long + busy, long
+    return time + (busy > 0)
 
 
 @dataclass(frozen=True)

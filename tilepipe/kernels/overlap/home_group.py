@@ -38,8 +38,7 @@ def _plan(
     push: Push = Push.ctas,
     walk: Walk = Walk.expert,
 ) -> KernelPlan:
-    # Tiles that are sent have all their columns, and any launch takes what is uploaded.
-    own = replace(layer, tuning=replace(layer.tuning, walk=walk, cuts_columns=False))
+    own = replace(layer, tuning=replace(layer.tuning, walk=walk))
     hooks = {"publish": publish, "num_chunks": group.settings.homeward.num_chunks}
     hooks["sends"] = push is Push.epilogue
     return plan_layer(group, own, "push", num_gemm_ctas=num_gemm_ctas, **hooks)

@@ -103,12 +103,7 @@ def plan_overlap(
             f"and an SM has {SHARED_BYTES}; plan the GEMM with gemm_bytes"
         )
     return OverlapPlan(
-        gemm=replace(
-            gemm,
-            tuning=replace(gemm.tuning, num_cut=None, cuts_rows=True),
-            num_gemm_ctas=gemm.cluster_m,
-            workspace_bytes=0,
-        ),
+        gemm=replace(gemm, num_gemm_ctas=gemm.cluster_m, workspace_bytes=0),
         constants=constants,
         roles=roles,
         opens=opens,
