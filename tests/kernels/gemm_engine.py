@@ -569,6 +569,7 @@ OPERANDS = SimpleNamespace(
     tma_a="a",
     a=View(),
     tma_b="b",
+    b_descriptor=None,
     b=View(),
     tma_d="d",
     d=View(),

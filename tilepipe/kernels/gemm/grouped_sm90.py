@@ -77,7 +77,7 @@ from tilepipe.kernels.gemm.roles import (
     read_record,
     take_record,
 )
-from tilepipe.kernels.gemm.stores import store_tiles
+from tilepipe.kernels.gemm.stores import descriptor_pointer, store_tiles
 from tilepipe.kernels.gemm.tiles import RECORD_WORDS, TileWord, place_of_ticket
 from tilepipe.kernels.memory import LANES, address, buffer, element, word
 from tilepipe.kernels.semaphore import (
@@ -209,6 +209,12 @@ def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass
     concatenated = plan.problem.epilogue is Epilogue.swiglu_concatenated
     a_bytes, b_bytes = (rows * TILE_K * 2 for rows in (part_m, plan.tile_n))
     mask = cutlass.Int16((1 << plan.cluster_m) - 1)
+    wide = {}
+    if cutlass.const_expr(operands.b_descriptor is not None):
+        # Written by the host, and read by another proxy than any before.
+        cpasync.fence_tma_desc_acquire(descriptor_pointer(operands.b_descriptor))
+        generic = descriptor_pointer(operands.b_descriptor, cute.AddressSpace.generic)
+        wide = {"tma_desc_ptr": generic}
     count, stage, phase = Int32(0), Int32(0), Int32(1)
     more = Boolean(True)
     while more:
@@ -255,7 +261,9 @@ def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass
                     to_b, from_b = pairs[part]
                     if cutlass.const_expr(plan.cluster_m == 1):
                         cute.copy(
-                            operands.tma_b, from_b[None, k], to_b[None, stage], tma_bar_ptr=barrier
+                            *(operands.tma_b, from_b[None, k], to_b[None, stage]),
+                            tma_bar_ptr=barrier,
+                            **wide,
                         )
                     elif place.cta == part:
                         cute.copy(
@@ -587,6 +595,7 @@ def gemm_entry(plan: KernelPlan, *, num_ranks: int = 1) -> Any:
         plain_d: cute.Tensor,
         scale: cute.Pointer,
         workspace: Int64,
+        b_descriptor: Int64,
         tiled_mma: cute.TiledMma,
         layout_a: cute.ComposedLayout,
         layout_b: cute.ComposedLayout,
@@ -605,6 +614,7 @@ def gemm_entry(plan: KernelPlan, *, num_ranks: int = 1) -> Any:
         operands = Operands(
             *(tma_a, m_a, tma_b, m_b, tma_d, m_d),
             *(Int64(plain_d.iterator.toint()), plain_d, scale, workspace),
+            b_descriptor if plan.widens_b else None,
         )
         init_barriers(shared, plan, thread)
         meet_all(plan.cluster_m)
@@ -619,6 +629,7 @@ def gemm_entry(plan: KernelPlan, *, num_ranks: int = 1) -> Any:
         d: cute.Pointer,  # (rows, out_n)
         scale: cute.Pointer,  # (rows,) float32; not read but by Epilogue.row_scale
         workspace: cute.Pointer,
+        b_descriptor: cute.Pointer,  # 128 bytes; not read but with KernelPlan.widens_b
         rows: Int32,  # that A and D have room for
         num_ctas: Int32,  # whole clusters
         limit_ns: Int64,  # of one wait
@@ -630,7 +641,8 @@ def gemm_entry(plan: KernelPlan, *, num_ranks: int = 1) -> Any:
         kernel(
             *(table, rank, limit_ns, num_ctas // plan.cluster_m),
             *(tma_a, t_a, tma_b, t_b, tma_d, t_d, plain_d),
-            *(scale, Int64(workspace.toint()), make_tiled_mma(plan), *layouts),
+            *(scale, Int64(workspace.toint()), Int64(b_descriptor.toint())),
+            *(make_tiled_mma(plan), *layouts),
         ).launch(
             grid=[num_ctas, 1, 1],
             block=[NUM_THREADS, 1, 1],

@@ -19,6 +19,7 @@ from tilepipe.kernels.gemm.choices import (
     Consumers,
     DescriptorSlot,
     Epilogue,
+    Major,
 )
 from tilepipe.kernels.gemm.problem import BF16_BYTES, GemmProblem, GemmTuning, check_operands
 
@@ -120,6 +121,12 @@ class KernelPlan:
         """Pieces of an A tile that are loaded apart: the blocks, where those without rows are not
         multiplied and so need not come."""
         return self.tile_m // BLOCK_M if self.skips_blocks else 1
+
+    @property
+    def widens_b(self) -> bool:
+        """Whether a launch of the GEMM alone takes the descriptor of B that its host has made."""
+        by_k = self.problem.b_major is Major.k
+        return self.tuning.wide_b and by_k and self.cluster_m == 1
 
     @property
     def stage_bytes(self) -> int:

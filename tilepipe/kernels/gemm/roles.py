@@ -80,6 +80,7 @@ class Operands:
     plain_d: Any  # (rows, out_n): what a descriptor of a group is patched from
     scale: Any
     workspace: Any
+    b_descriptor: Any = None  # address of the one that B is loaded by; None: that of `tma_b`
 
 
 @cute.jit

@@ -28,7 +28,7 @@ from tilepipe.kernels.memory import address, element
 from tilepipe.kernels.semaphore import Scope, add_relaxed, release_bulk_fence, release_fence
 from tilepipe.kernels.watchdog import abort_word
 
-__all__ = ["store_tiles"]
+__all__ = ["descriptor_pointer", "store_tiles"]
 
 
 @cute.jit
@@ -72,7 +72,7 @@ def _store_block(
         operands.tma_d, shared.d, cute.local_tile(out, (BLOCK_M, STAGED_COLUMNS), (0, 0))
     )
     if cutlass.const_expr(plan.clip is Clip.per_group):
-        generic = _descriptor_pointer(Int64(descriptor.toint()), cute.AddressSpace.generic)
+        generic = descriptor_pointer(Int64(descriptor.toint()), cute.AddressSpace.generic)
         cute.copy(operands.tma_d, from_s[None, buffer_idx], to_g, tma_desc_ptr=generic)
     else:
         cute.copy(operands.tma_d, from_s[None, buffer_idx], to_g)
@@ -97,7 +97,7 @@ def store_tiles(
     if cutlass.const_expr(plan.clip is Clip.per_group):
         cta, _, _ = cute.arch.block_idx()
         at = operands.workspace + Int64(cta) * DESCRIPTOR_BYTES
-        descriptor = _descriptor_pointer(at)
+        descriptor = descriptor_pointer(at)
         if place.lane == 0:
             cpasync.copy_tensormap(operands.tma_d, descriptor)
         cute.arch.sync_warp()
@@ -202,8 +202,8 @@ def _publish(place: cutlass.Constexpr, valid: Int32, n_tile: Int32, m_tile: Int3
             add_relaxed(stored, valid, Scope.gpu)
 
 
-def _descriptor_pointer(at: Int64, space=cute.AddressSpace.gmem) -> cute.Pointer:
-    """A descriptor slot of the workspace."""
+def descriptor_pointer(at: Int64, space=cute.AddressSpace.gmem) -> cute.Pointer:
+    """A descriptor in memory."""
     slot = cute.make_ptr(Int64, at, cute.AddressSpace.gmem, assumed_align=DESCRIPTOR_BYTES)
     manager = utils.TensorMapManager(utils.TensorMapUpdateMode.GMEM, DESCRIPTOR_BYTES)
     return manager.get_tensormap_ptr(slot, space)
