@@ -201,6 +201,18 @@ def _wait_for_rows(
 
 
 @cute.jit
+def _fetch_ahead(place: cutlass.Constexpr, operands: cutlass.Constexpr, pairs: cutlass.Constexpr):
+    """Bring what this CTA loads of B for a tile's first stages into L2: it waits for nobody."""
+    plan = place.plan
+    with cute.arch.elect_one():
+        for k in cutlass.range_constexpr(min(plan.num_stages, plan.num_k_tiles)):
+            for part in cutlass.range_constexpr(plan.num_b_parts):
+                _, from_b = pairs[part]
+                if plan.cluster_m == 1 or place.cta == part:
+                    cute.prefetch(operands.tma_b, from_b[None, k])
+
+
+@cute.jit
 def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass.Constexpr):
     """Fill stage after stage with the operands of every tile of this CTA."""
     plan = place.plan
@@ -221,8 +233,18 @@ def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass
         more, first_row, valid, expert, n_tile, m_tile, _ = read_record(place, shared, count)
         if more:
             lap(place.tape, Event.stand)
+            pairs = []
+            for part in cutlass.range_constexpr(parts):
+                # Part 0 is gate and 1 is up; of a tile without them they are its two halves.
+                column = n_tile * plan.tile_n + part * part_n
+                if cutlass.const_expr(concatenated):
+                    column = n_tile * part_n + part * (plan.problem.n // 2)
+                rows = cute.domain_offset((column, 0), operands.b[None, None, expert])
+                rows = cute.local_tile(rows, (part_n, TILE_K), (0, None))
+                pairs.append(partition(operands.tma_b, part_of(shared.b, part, part_n, plan), rows))
             if cutlass.const_expr(plan.problem.wait is not None):
                 if valid > 0:
+                    _fetch_ahead(place, operands, pairs)
                     late = _wait_for_rows(place, first_row, valid, expert, m_tile)
                     lap(place.tape, Event.wait, m_tile, late, valid)
             own = cute.domain_offset((first_row, 0), operands.a)
@@ -234,15 +256,6 @@ def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass
                 expected += Int32(a_bytes) if valid > part * part_m else Int32(0)
                 ring = part_of(shared.a, part, part_m, plan)
                 a_pairs.append(partition(operands.tma_a, ring, own[None, None, part, None]))
-            pairs = []
-            for part in cutlass.range_constexpr(parts):
-                # Part 0 is gate and 1 is up; of a tile without them they are its two halves.
-                column = n_tile * plan.tile_n + part * part_n
-                if cutlass.const_expr(concatenated):
-                    column = n_tile * part_n + part * (plan.problem.n // 2)
-                rows = cute.domain_offset((column, 0), operands.b[None, None, expert])
-                rows = cute.local_tile(rows, (part_n, TILE_K), (0, None))
-                pairs.append(partition(operands.tma_b, part_of(shared.b, part, part_n, plan), rows))
             for k in cutlass.range(plan.num_k_tiles, unroll=1):
                 if k == plan.claim_at:
                     take_record(place, shared, count + 1)  # of the tile before
