@@ -130,6 +130,32 @@ def test_a_box_of_tma_lies_as_its_ring_does(name):
             assert byte == row // 64 * 64 * 128 + 128 * column + row % 64 * 2
 
 
+@pytest.mark.parametrize("name", ["cooperative", "ping_pong", "gate_up"])
+def test_the_descriptor_of_b_that_the_host_makes_has_the_box_of_the_kernel(name, monkeypatch):
+    import cuda.bindings.driver as cuda
+    import torch
+
+    from tilepipe.kernels.gemm import launch
+
+    plan, asked = plan_of(name), []
+
+    def encode(*arguments):
+        asked.extend(arguments)
+        return cuda.CUresult.CUDA_ERROR_INVALID_VALUE, None
+
+    monkeypatch.setattr(launch.cuda, "cuTensorMapEncodeTiled", encode)
+    b = torch.empty(32, 4096, 7168, dtype=torch.bfloat16, device="meta")
+
+    with pytest.raises(RuntimeError, match="CUDA_ERROR_INVALID_VALUE for B") as caught:
+        launch._wide_descriptor(plan, b)
+
+    assert "plan with wide_b=False" in str(caught.value)
+    sizes, strides, box = ([int(size) for size in found] for found in asked[3:6])
+    assert (sizes, strides) == ([7168, 4096, 32], [2 * 7168, 2 * 4096 * 7168])
+    assert layouts_of(name)["boxes"][1] == f"({box[0]},{box[1]},{box[2]}):(1@1,1@0,1@2)"
+    assert asked[9] is cuda.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+
+
 @pytest.mark.parametrize("name", PLANS)
 def test_parts_of_a_tile_lie_one_behind_the_other(name):
     plan, found = plan_of(name), layouts_of(name)

@@ -13,8 +13,9 @@ claim of a launch puts the queue back to 0, so that nothing has to be reset betw
 
 Clusters. A cluster takes M tiles of one expert side by side; every CTA loads half of the B tile and
 multicasts it. A stage is free once both CTAs have multiplied out of it. An odd last M tile leaves
-its neighbour a null tile: that CTA loads its half of B, multiplies and stores nothing. Nor do
-cooperative warpgroups multiply blocks of 64 rows of which an expert has none: up to half of a tile.
+its neighbour a null tile: that CTA loads its half of B, multiplies and stores nothing. Nor are
+blocks of 64 rows of which an expert has none loaded for cooperative warpgroups, or multiplied by
+them: up to half of a tile.
 
 Rows. Each CTA's producer waits for the rows of its own M tile, acquires and fences for itself. B is
 loaded by the same warp, so a CTA whose rows are late holds up its neighbour too.
@@ -200,14 +201,39 @@ def _wait_for_rows(
     return late
 
 
+def _sides_of_a(plan: KernelPlan, shared: Shared, operands: Operands, first_row: Int32):
+    """Shared and global side of each part of an A tile, of all stages and all K."""
+    rows = plan.tile_m // plan.num_a_parts
+    own = cute.domain_offset((first_row, 0), operands.a)
+    own = cute.local_tile(own, (rows, TILE_K), (None, None))
+    return [
+        partition(operands.tma_a, part_of(shared.a, part, rows, plan), own[None, None, part, None])
+        for part in range(plan.num_a_parts)
+    ]
+
+
+def _sides_of_b(plan: KernelPlan, shared: Shared, operands: Operands, expert: Int32, n_tile: Int32):
+    """The same of a B tile. Part 0 is gate and 1 is up; of a tile without them they are halves."""
+    rows, sides = plan.tile_n // plan.num_b_parts, []
+    concatenated = plan.problem.epilogue is Epilogue.swiglu_concatenated
+    for part in range(plan.num_b_parts):
+        column = n_tile * plan.tile_n + part * rows
+        if concatenated:
+            column = n_tile * rows + part * (plan.problem.n // 2)
+        own = cute.domain_offset((column, 0), operands.b[None, None, expert])
+        own = cute.local_tile(own, (rows, TILE_K), (0, None))
+        sides.append(partition(operands.tma_b, part_of(shared.b, part, rows, plan), own))
+    return sides
+
+
 @cute.jit
-def _fetch_ahead(place: cutlass.Constexpr, operands: cutlass.Constexpr, pairs: cutlass.Constexpr):
+def _fetch_ahead(place: cutlass.Constexpr, operands: cutlass.Constexpr, sides: cutlass.Constexpr):
     """Bring what this CTA loads of B for a tile's first stages into L2: it waits for nobody."""
     plan = place.plan
     with cute.arch.elect_one():
         for k in cutlass.range_constexpr(min(plan.num_stages, plan.num_k_tiles)):
             for part in cutlass.range_constexpr(plan.num_b_parts):
-                _, from_b = pairs[part]
+                _, from_b = sides[part]
                 if plan.cluster_m == 1 or place.cta == part:
                     cute.prefetch(operands.tma_b, from_b[None, k])
 
@@ -217,8 +243,7 @@ def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass
     """Fill stage after stage with the operands of every tile of this CTA."""
     plan = place.plan
     parts, stages = plan.num_b_parts, plan.num_stages
-    part_m, part_n = plan.tile_m // plan.num_a_parts, plan.tile_n // parts
-    concatenated = plan.problem.epilogue is Epilogue.swiglu_concatenated
+    part_m = plan.tile_m // plan.num_a_parts
     a_bytes, b_bytes = (rows * TILE_K * 2 for rows in (part_m, plan.tile_n))
     mask = cutlass.Int16((1 << plan.cluster_m) - 1)
     wide = {}
@@ -233,29 +258,16 @@ def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass
         more, first_row, valid, expert, n_tile, m_tile, _ = read_record(place, shared, count)
         if more:
             lap(place.tape, Event.stand)
-            pairs = []
-            for part in cutlass.range_constexpr(parts):
-                # Part 0 is gate and 1 is up; of a tile without them they are its two halves.
-                column = n_tile * plan.tile_n + part * part_n
-                if cutlass.const_expr(concatenated):
-                    column = n_tile * part_n + part * (plan.problem.n // 2)
-                rows = cute.domain_offset((column, 0), operands.b[None, None, expert])
-                rows = cute.local_tile(rows, (part_n, TILE_K), (0, None))
-                pairs.append(partition(operands.tma_b, part_of(shared.b, part, part_n, plan), rows))
+            b_sides = _sides_of_b(plan, shared, operands, expert, n_tile)
             if cutlass.const_expr(plan.problem.wait is not None):
                 if valid > 0:
-                    _fetch_ahead(place, operands, pairs)
+                    _fetch_ahead(place, operands, b_sides)
                     late = _wait_for_rows(place, first_row, valid, expert, m_tile)
                     lap(place.tape, Event.wait, m_tile, late, valid)
-            own = cute.domain_offset((first_row, 0), operands.a)
-            own = cute.local_tile(own, (part_m, TILE_K), (None, None))
+            a_sides = _sides_of_a(plan, shared, operands, first_row)
             expected = Int32(b_bytes)
-            a_pairs = []
             for part in cutlass.range_constexpr(plan.num_a_parts):
-                # Rows that are multiplied by nobody are not loaded.
                 expected += Int32(a_bytes) if valid > part * part_m else Int32(0)
-                ring = part_of(shared.a, part, part_m, plan)
-                a_pairs.append(partition(operands.tma_a, ring, own[None, None, part, None]))
             for k in cutlass.range(plan.num_k_tiles, unroll=1):
                 if k == plan.claim_at:
                     take_record(place, shared, count + 1)  # of the tile before
@@ -265,13 +277,14 @@ def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass
                     cute.arch.mbarrier_arrive_and_expect_tx(barrier, expected)
                 cute.arch.sync_warp()
                 for part in cutlass.range_constexpr(plan.num_a_parts):
-                    to_a, from_a = a_pairs[part]
+                    to_a, from_a = a_sides[part]
+                    # Rows that are multiplied by nobody need not come.
                     if valid > part * part_m:
                         cute.copy(
                             operands.tma_a, from_a[None, k], to_a[None, stage], tma_bar_ptr=barrier
                         )
                 for part in cutlass.range_constexpr(parts):
-                    to_b, from_b = pairs[part]
+                    to_b, from_b = b_sides[part]
                     if cutlass.const_expr(plan.cluster_m == 1):
                         cute.copy(
                             *(operands.tma_b, from_b[None, k], to_b[None, stage]),
