@@ -155,9 +155,23 @@ def _hand_out(place: cutlass.Constexpr, shared: cutlass.Constexpr, num_clusters:
 # ---- role: load
 
 
+def _gates(place: Place) -> dict[Slot, Int64]:
+    """Where what a wait looks at lies: found once, since fences make every look at the table one at
+    memory."""
+    slots = (Slot.abort, Slot.words, Slot.ready_expected, Slot.ready)
+    if place.plan.problem.wait is Granularity.token:
+        slots = (Slot.abort, Slot.words, Slot.row_flag)
+    return {slot: address(place.table, place.rank, slot) for slot in slots}
+
+
 @cute.jit
 def _wait_for_rows(
-    place: cutlass.Constexpr, first_row: Int32, valid: Int32, expert: Int32, m_tile: Int32
+    place: cutlass.Constexpr,
+    gates: cutlass.Constexpr,
+    first_row: Int32,
+    valid: Int32,
+    expert: Int32,
+    m_tile: Int32,
 ):
     """Return once the rows of a tile are here, or the launch is given up; and 1 where this lane's
     first look did not find all.
@@ -165,14 +179,13 @@ def _wait_for_rows(
     Every lane waits and fences for itself: which one issues the loads is the hardware's choice.
     """
     table, rank, plan = place.table, place.rank, place.plan
-    abort = element(address(table, rank, Slot.abort), Int32(0), Int32)
-    words = buffer(address(table, rank, Slot.words), Int32)
+    abort = element(gates[Slot.abort], Int32(0), Int32)
+    words = buffer(gates[Slot.words], Int32)
     epoch, late = words[int(Word.epoch)], Int32(0)
     if cutlass.const_expr(plan.problem.wait is Granularity.token):
-        flags = address(table, rank, Slot.row_flag)
         # Rows come from peers or this GPU, by bulk copies or stores: scope sys, read by TMA.
         for row in cutlass.range(first_row + place.lane, first_row + valid, LANES, unroll=1):
-            flag = element(flags, row, Int32)
+            flag = element(gates[Slot.row_flag], row, Int32)
             came, waited = wait_telling(flag, epoch, abort, place.limit_ns, Scope.sys, True)
             late = late | Int32(waited)
             if not came:
@@ -186,8 +199,8 @@ def _wait_for_rows(
     else:
         by_expert = plan.problem.wait is Granularity.expert
         counter = expert if by_expert else m_tile
-        expected = buffer(address(table, rank, Slot.ready_expected), Int32)[counter]
-        ready = element(address(table, rank, Slot.ready), counter, Int32)
+        expected = buffer(gates[Slot.ready_expected], Int32)[counter]
+        ready = element(gates[Slot.ready], counter, Int32)
         # Rows come from peers or this GPU, by bulk copies or stores: scope sys, read by TMA.
         came, waited = wait_telling(ready, expected, abort, place.limit_ns, Scope.sys, True)
         late = Int32(waited)
@@ -252,6 +265,8 @@ def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass
         cpasync.fence_tma_desc_acquire(descriptor_pointer(operands.b_descriptor))
         generic = descriptor_pointer(operands.b_descriptor, cute.AddressSpace.generic)
         wide = {"tma_desc_ptr": generic}
+    if cutlass.const_expr(plan.problem.wait is not None):
+        gates = _gates(place)
     count, stage, phase = Int32(0), Int32(0), Int32(1)
     more = Boolean(True)
     while more:
@@ -262,7 +277,7 @@ def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass
             if cutlass.const_expr(plan.problem.wait is not None):
                 if valid > 0:
                     _fetch_ahead(place, operands, b_sides)
-                    late = _wait_for_rows(place, first_row, valid, expert, m_tile)
+                    late = _wait_for_rows(place, gates, first_row, valid, expert, m_tile)
                     lap(place.tape, Event.wait, m_tile, late, valid)
             a_sides = _sides_of_a(plan, shared, operands, first_row)
             expected = Int32(b_bytes)
