@@ -81,6 +81,7 @@ JOBS = {
 TUNINGS = {
     "coop_128x256": GemmTuning(),
     "coop_128x256_whole": GemmTuning(cuts_tail=False),
+    "coop_128x256_128_bytes": GemmTuning(wide_b=False),
     "coop_128x256_c2": GemmTuning(cluster_m=2),
     "coop_256x128_c2": GemmTuning(tile_m=256, tile_n=128, cluster_m=2),
     "pp_128x128": GemmTuning(tile_n=128, consumers=_PING_PONG),

@@ -41,6 +41,7 @@ TUNINGS = {
     "ping_pong_flat": GemmTuning(consumers=Consumers.ping_pong, tile_m=64),
     "ping_pong_cluster": replace(PING_PONG, cluster_m=2),
     "two_stages": GemmTuning(num_stages=2),
+    "narrow_fetches": GemmTuning(wide_b=False),
 }
 
 

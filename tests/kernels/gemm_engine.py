@@ -24,8 +24,9 @@ from tilepipe.kernels.track import Event
 
 __all__ = ["TEXT", "Engine"]
 
-TEXT = (Path(__file__).resolve().parents[2] / "tilepipe/kernels/gemm/grouped_sm90.py").read_text(
-    "utf-8"
+_FOLDER = Path(__file__).resolve().parents[2] / "tilepipe/kernels/gemm"
+TEXT = "\n".join(
+    (_FOLDER / name).read_text("utf-8") for name in ("roles.py", "stores.py", "grouped_sm90.py")
 )
 BLOCK = plans.BLOCK_M
 NAMED = SimpleNamespace(written=1, read=5, turn=9)
@@ -210,7 +211,7 @@ class Engine:
             early = 8
             if self.plan.uses_store_warp:
                 early = 9
-                warps[cta, 1] = names["_store"](place(1), shared, OPERANDS, self.sender)
+                warps[cta, 1] = names["store_tiles"](place(1), shared, OPERANDS, self.sender)
             if cta == 0:
                 warps[cta, 2] = names["_hand_out"](place(2), shared, 1)
             for warp in range(4, 12):
@@ -292,7 +293,9 @@ class Engine:
         if atom == "d":
             self._store(source, target)
             return
-        rows = self.plan.tile_m if atom == "a" else self.plan.tile_n // self.plan.num_b_parts
+        rows = self.plan.tile_n // self.plan.num_b_parts
+        if atom == "a":
+            rows = self.plan.tile_m // self.plan.num_a_parts
         piece = source.what
         content = (piece.row, piece.third, source.index)
         stage, part = target.index, target.what
@@ -320,7 +323,11 @@ class Engine:
 
     def gemm(self, mma, sums, a, b, out):
         (block, stage, step), state = a, self.mmas[self.now]
-        parts = [("a", 0), *(("b", part) for part in range(self.plan.num_b_parts))]
+        plan = self.plan
+        own = 0
+        if plan.num_a_parts > 1:
+            own = block * plan.groups_per_tile + self.now[1] // 4 - 1
+        parts = [("a", own), *(("b", part) for part in range(plan.num_b_parts))]
         held = [self.here.held.get((stage, part)) for part in parts]
         assert None not in held, f"a product reads stage {stage} before it has come"
         state.under_way.add(stage)
@@ -520,10 +527,10 @@ class Engine:
         }
         names = lane_functions(text, given, ("wait", "meet_named"))
         names |= {
-            "_take_record": self.take_record,
+            "take_record": self.take_record,
             "_give_back": self.give_back,
             "partition": lambda atom, shared, tile: (Side(shared), Side(tile)),
-            "part_of": lambda b, part, plan: ("b", part),
+            "part_of": lambda ring, part, rows, plan: (ring[0], part),
             "_block_address": lambda d, buffer_idx: buffer_idx,
             "_descriptor_pointer": MagicMock(),
             "_multiply_tile": self._forgetting(names["_multiply_tile"]),
@@ -562,6 +569,7 @@ OPERANDS = SimpleNamespace(
     tma_a="a",
     a=View(),
     tma_b="b",
+    b_descriptor=None,
     b=View(),
     tma_d="d",
     d=View(),

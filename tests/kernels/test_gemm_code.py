@@ -34,6 +34,7 @@ PLANS = {
         replace(PADDED, epilogue=Epilogue.swiglu_concatenated, b_major=Major.n),
         GemmTuning(cluster_m=2),
     ),
+    "narrow_fetches": (PACKED, GemmTuning(wide_b=False)),
     # Two blocks a warpgroup, as in a tile of 256 rows.
     "hooked_ping_pong": (
         replace(HOOKED, wait=Granularity.expert, epilogue=Epilogue.row_scale),
@@ -98,7 +99,7 @@ def test_operands_are_loaded_by_tma_b_to_all_ctas_of_a_cluster(compiled):
     # An N-major B is boxes of 64 columns.
     boxes = plan.tile_n // 64 if plan.problem.b_major is Major.n else plan.num_b_parts
 
-    assert loads.count(("2", "cta")) == 1
+    assert loads.count(("2", "cta")) == plan.num_a_parts
     assert compiled.count("UTMALDG.2D") >= 1
     assert (compiled.count("UTMALDG.3D.MULTICAST") > 0) == (plan.cluster_m == 2)
     assert (multicast, alone) == ((boxes, 0) if plan.cluster_m == 2 else (0, boxes))
@@ -122,19 +123,24 @@ def test_blocks_are_stored_as_the_plan_says(compiled):
 
 
 def test_descriptors_are_patched_behind_a_drain_and_acquired_before_they_are_used(compiled):
+    plan, acquire = compiled.plan, "fence.proxy.tensormap::generic.acquire.gpu"
     patches = [match.start() for match in re.finditer(r"tensormap\.replace\S*\s", compiled.ptx)]
 
-    if compiled.plan.clip is Clip.per_group:
+    if plan.clip is Clip.per_group:
         drained = compiled.ptx.rindex("cp.async.bulk.wait_group \t0", 0, patches[0])
         released = compiled.ptx.index("fence.proxy.tensormap::generic.release.gpu", patches[-1])
-        acquired = compiled.ptx.index("fence.proxy.tensormap::generic.acquire.gpu", released)
+        acquired = compiled.ptx.index(acquire, released)
         used = compiled.ptx.index("cp.async.bulk.tensor.2d.global", patches[-1])
         assert drained < patches[0] < released < acquired < used
         # The extent along M, among what is written anew.
         assert "tensormap.replace.tile.global_dim.global.b1024.b32" in compiled.ptx
     else:
         assert patches == []
-        assert "fence.proxy.tensormap" not in compiled.ptx
+    # That of B, which the host has made, once, ahead of all loads.
+    loads = [match.start() for match in re.finditer(r"cp\.async\.bulk\.tensor\.3d", compiled.ptx)]
+    if plan.widens_b:
+        assert compiled.ptx.index(acquire) < loads[0]
+    assert compiled.ptx.count(acquire) == (plan.clip is Clip.per_group) + plan.widens_b
 
 
 def test_every_value_has_a_register(compiled):

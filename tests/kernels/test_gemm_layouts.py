@@ -65,7 +65,7 @@ def look(plan, found, pointer, rows):
     heights = (plan.tile_m, plan.tile_n, 64)
     for key, layout, height in zip("abd", layouts, heights, strict=True):
         # Corners and a few beside them: the layouts are linear in powers of two.
-        places = {0, 1, 7, 8, 9, 63, 64, height // 2 - 1, height // 2, height - 1}
+        places = {0, 1, 7, 8, 9, 63, 64, 192, height // 2 - 1, height // 2, height - 1}
         found[key] = {
             (row, column): 2 * int(cute.crd2idx((row, column, 0), layout.outer))
             for row in sorted(place for place in places if place < height)
@@ -111,7 +111,7 @@ def test_a_box_of_tma_lies_as_its_ring_does(name):
     part_n = plan.tile_n // plan.num_b_parts
 
     # The inner dimension of a box is 64 elements, 128 bytes; @1 is K of an operand, @0 its rows.
-    assert found["boxes"][0] == f"(64,{plan.tile_m}):(1@1,1@0)"
+    assert found["boxes"][0] == f"(64,{plan.tile_m // plan.num_a_parts}):(1@1,1@0)"
     if plan.problem.b_major is Major.k:
         assert found["boxes"][1] == f"(64,{part_n},1):(1@1,1@0,1@2)"
     else:
@@ -130,8 +130,34 @@ def test_a_box_of_tma_lies_as_its_ring_does(name):
             assert byte == row // 64 * 64 * 128 + 128 * column + row % 64 * 2
 
 
+@pytest.mark.parametrize("name", ["cooperative", "ping_pong", "gate_up"])
+def test_the_descriptor_of_b_that_the_host_makes_has_the_box_of_the_kernel(name, monkeypatch):
+    import cuda.bindings.driver as cuda
+    import torch
+
+    from tilepipe.kernels.gemm import launch
+
+    plan, asked = plan_of(name), []
+
+    def encode(*arguments):
+        asked.extend(arguments)
+        return cuda.CUresult.CUDA_ERROR_INVALID_VALUE, None
+
+    monkeypatch.setattr(launch.cuda, "cuTensorMapEncodeTiled", encode)
+    b = torch.empty(32, 4096, 7168, dtype=torch.bfloat16, device="meta")
+
+    with pytest.raises(RuntimeError, match="CUDA_ERROR_INVALID_VALUE for B") as caught:
+        launch._wide_descriptor(plan, b)
+
+    assert "plan with wide_b=False" in str(caught.value)
+    sizes, strides, box = ([int(size) for size in found] for found in asked[3:6])
+    assert (sizes, strides) == ([7168, 4096, 32], [2 * 7168, 2 * 4096 * 7168])
+    assert layouts_of(name)["boxes"][1] == f"({box[0]},{box[1]},{box[2]}):(1@1,1@0,1@2)"
+    assert asked[9] is cuda.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+
+
 @pytest.mark.parametrize("name", PLANS)
-def test_parts_of_a_b_tile_lie_one_behind_the_other(name):
+def test_parts_of_a_tile_lie_one_behind_the_other(name):
     plan, found = plan_of(name), layouts_of(name)
     half = plan.tile_n // 2
 
@@ -139,6 +165,9 @@ def test_parts_of_a_b_tile_lie_one_behind_the_other(name):
         offset = plan.tile_n * 128 // 2
         assert found["b"][half, 0] == found["b"][0, 0] + offset
         assert max(byte for (row, _), byte in found["b"].items() if row < half) < offset
+    for part in range(1, plan.num_a_parts):
+        # Blocks of the warpgroups in turn.
+        assert found["a"][64 * part, 0] == found["a"][0, 0] + part * 64 * 128
 
 
 @pytest.mark.parametrize("name", PLANS)

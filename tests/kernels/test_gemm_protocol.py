@@ -207,7 +207,7 @@ FAULTS = {
         "pass",
     ),
     "nobody says that the tile before has been read": (
-        "_take_record(place, shared, count + 1)  # of the tile before",
+        "take_record(place, shared, count + 1)  # of the tile before",
         "pass",
     ),
     "blocks are not told to be staged": (

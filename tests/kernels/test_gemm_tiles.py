@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -236,28 +237,47 @@ def rounds_of(records, *, num_n_tiles, num_clusters):
 
 
 @given(
-    num_tiles=st.lists(st.integers(0, 6), min_size=1, max_size=5),
+    rows=st.lists(st.integers(0, 6 * TILE_M), min_size=1, max_size=5),
+    raster_m=st.integers(1, 5),
     num_n_tiles=st.integers(1, 5),
     num_clusters=st.integers(1, 9),
 )
-def test_whole_tiles_are_cut_where_that_ends_the_launch_half_a_tile_earlier(
-    num_tiles, num_n_tiles, num_clusters
+def test_as_many_tiles_are_cut_as_end_the_launch_first_and_no_more(
+    rows, raster_m, num_n_tiles, num_clusters
 ):
-    received, _ = layout_of([count * TILE_M for count in num_tiles])
+    received, _ = layout_of(rows)
     sizes = {"num_n_tiles": num_n_tiles, "num_clusters": num_clusters}
 
-    num_cut = num_to_cut(received, tile_m=TILE_M, **sizes)
+    num_cut = num_to_cut(
+        received, tile_m=TILE_M, raster_m=raster_m, num_chunks=num_n_tiles, **sizes
+    )
 
-    before = rounds_of(records_of(received), **sizes)
-    after = rounds_of(records_of(received, num_cut=num_cut), **sizes)
-    rest = sum(num_tiles) * num_n_tiles % num_clusters
-    assert (num_cut > 0) == (0 < 2 * rest <= num_clusters)
-    assert after == before - (num_cut > 0)
+    # The halves of half a round of tiles are a round by themselves: more are not weighed.
+    times = [
+        rounds_of(records_of(received, raster_m=raster_m, num_cut=number), **sizes)
+        for number in range(-(-num_clusters // (2 * num_n_tiles)) + 1)
+    ]
+    assert times[num_cut] == min(times)
+    assert num_cut == times.index(min(times))
 
 
-def test_tiles_with_half_of_their_rows_count_as_halves():
-    received, _ = layout_of([TILE_M, TILE_M, TILE_M // 2])
+@pytest.mark.parametrize(
+    ("rows", "num_clusters", "num_cut"),
+    [
+        # Four tiles and one more for four clusters: its halves take half as long.
+        ([5 * TILE_M], 4, 1),
+        ([4 * TILE_M], 4, 0),
+        # The last one is short as it is.
+        ([TILE_M, TILE_M, TILE_M // 2], 2, 0),
+        # Short ones bring clusters apart by half a tile; whether they meet again is for the order.
+        ([TILE_M // 2, TILE_M, TILE_M // 2, TILE_M, TILE_M], 2, 0),
+        ([TILE_M // 2, TILE_M, TILE_M, TILE_M, TILE_M // 2, TILE_M], 2, 1),
+    ],
+)
+def test_tiles_are_cut_where_the_launch_ends_sooner_for_it(rows, num_clusters, num_cut):
+    received, _ = layout_of(rows)
 
-    # Five halves: two rounds of two, one is left. On three clusters they are less than a round.
-    assert num_to_cut(received, tile_m=TILE_M, num_n_tiles=1, num_clusters=2) == 1
-    assert num_to_cut(received, tile_m=TILE_M, num_n_tiles=1, num_clusters=3) == 0
+    sizes = {"raster_m": 8, "num_n_tiles": 1, "num_chunks": 1, "num_clusters": num_clusters}
+    found = num_to_cut(received, tile_m=TILE_M, **sizes)
+
+    assert found == num_cut

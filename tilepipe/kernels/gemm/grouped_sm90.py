@@ -13,26 +13,22 @@ claim of a launch puts the queue back to 0, so that nothing has to be reset betw
 
 Clusters. A cluster takes M tiles of one expert side by side; every CTA loads half of the B tile and
 multicasts it. A stage is free once both CTAs have multiplied out of it. An odd last M tile leaves
-its neighbour a null tile: that CTA loads its half of B, multiplies and stores nothing. Nor do
-cooperative warpgroups multiply blocks of 64 rows of which an expert has none: up to half of a tile.
+its neighbour a null tile: that CTA loads its half of B, multiplies and stores nothing. Nor are
+blocks of 64 rows of which an expert has none loaded for cooperative warpgroups, or multiplied by
+them: up to half of a tile.
 
 Rows. Each CTA's producer waits for the rows of its own M tile, acquires and fences for itself. B is
 loaded by the same warp, so a CTA whose rows are late holds up its neighbour too.
-
-Publishing costs the multiplying warps nothing: the store warp waits for its stores to complete,
-then releases, while they are in the next tile.
 
 A wait for rows that reaches its limit leaves a record and raises the abort word; the CTA goes on
 with rows that are not there, publishes nothing from then on, and no further tile is handed out.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-import cutlass.utils as utils
 from cutlass import BFloat16, Boolean, Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
@@ -44,12 +40,11 @@ from tilepipe.kernels.gemm.barriers import (
     Named,
     arrive,
     arrive_named,
-    await_phase,
     hand_word,
     meet_all,
     meet_named,
 )
-from tilepipe.kernels.gemm.choices import Clip, Epilogue
+from tilepipe.kernels.gemm.choices import Epilogue
 from tilepipe.kernels.gemm.epilogue import (
     packed_words,
     row_scales,
@@ -66,22 +61,30 @@ from tilepipe.kernels.gemm.operands import (
 )
 from tilepipe.kernels.gemm.plan import (
     BLOCK_M,
-    DESCRIPTOR_BYTES,
     NUM_CONSUMERS,
     STAGED_COLUMNS,
     STAGING_BUFFERS,
     TILE_K,
     KernelPlan,
 )
+from tilepipe.kernels.gemm.roles import (
+    HANDED,
+    NUM_THREADS,
+    THREADS_OF_GROUP,
+    WARPS_OF_GROUP,
+    Operands,
+    Place,
+    Shared,
+    read_record,
+    take_record,
+)
+from tilepipe.kernels.gemm.stores import descriptor_pointer, store_tiles
 from tilepipe.kernels.gemm.tiles import RECORD_WORDS, TileWord, place_of_ticket
 from tilepipe.kernels.memory import LANES, address, buffer, element, word
 from tilepipe.kernels.semaphore import (
     Scope,
-    add_relaxed,
     claim,
     load_relaxed,
-    release_bulk_fence,
-    release_fence,
     set_relaxed,
     wait_telling,
 )
@@ -98,95 +101,9 @@ __all__ = [
     "work_on_tiles",
 ]
 
-WARPS_OF_GROUP = 4
-THREADS_OF_GROUP = WARPS_OF_GROUP * LANES
-NUM_THREADS = THREADS_OF_GROUP * (1 + NUM_CONSUMERS)
 LOAD_WARP, STORE_WARP, HAND_OUT_WARP = 0, 1, 2
-# Records that are known at a time: the tile that is multiplied and the one that is loaded.
-HANDED = 2
 # Registers of a thread, in units of 8: (40 + 2 x 232) x 128 = 64 512 of 65 536.
 LOAD_REGISTERS, CONSUMER_REGISTERS = 40, 232
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a thread is, and what every role needs."""
-
-    plan: KernelPlan
-    table: Any
-    rank: Any
-    num_ranks: int
-    limit_ns: Any
-    warp: Any  # of the CTA
-    lane: Any
-    cta: Any  # in the cluster
-    tape: Any = None  # of the warp; None: it leaves no stamps
-
-    def wait(self, barrier: Any, phase: Any, item: Item) -> None:
-        await_phase(barrier, phase, item, self.table, self.rank, self.num_ranks, self.limit_ns)
-
-
-@dataclass(frozen=True)
-class Shared:
-    """Shared memory of a CTA."""
-
-    a: Any  # (tile_m, TILE_K, stages)
-    b: Any  # (tile_n, TILE_K, stages)
-    d: Any  # (64, 64, warpgroup x buffers), with StoreMode.tma
-    full: Any  # barriers of stages
-    empty: Any
-    handed: Any  # barriers of records
-    taken: Any
-    records: Any
-
-
-@dataclass(frozen=True)
-class Operands:
-    """Global tensors as TMA sees them, with their atoms."""
-
-    tma_a: Any
-    a: Any
-    tma_b: Any
-    b: Any
-    tma_d: Any
-    d: Any
-    d_address: Any
-    plain_d: Any  # (rows, out_n): what a descriptor of a group is patched from
-    scale: Any
-    workspace: Any
-
-
-# ---- records of tiles, as their readers see them
-
-
-@cute.jit
-def _read_record(place: cutlass.Constexpr, shared: cutlass.Constexpr, count: Int32):
-    """Wait for the record of the count-th tile of this CTA and read it, for this CTA's own rows."""
-    plan = place.plan
-    slot = count % HANDED
-    place.wait(shared.handed + slot, count // HANDED % 2, Item.handed)
-    if cutlass.const_expr(plan.cluster_m > 1):
-        cute.arch.fence_acq_rel_cluster()
-    record = cute.make_tensor(shared.records + slot * RECORD_WORDS, cute.make_layout(RECORD_WORDS))
-    above = place.cta * plan.tile_m
-    valid = record[int(TileWord.valid)]
-    return (
-        valid >= 0,
-        record[int(TileWord.first_row)] + above,
-        cutlass.min(valid - above, plan.tile_m),
-        record[int(TileWord.expert)],
-        record[int(TileWord.n_tile)],
-        record[int(TileWord.m_tile)] + place.cta,
-        record[int(TileWord.group_end)],
-    )
-
-
-@cute.jit
-def _take_record(place: cutlass.Constexpr, shared: cutlass.Constexpr, count: Int32):
-    """Tell the scheduler, in the first CTA, that this warp has read the record."""
-    cute.arch.sync_warp()
-    if place.lane == 0:
-        arrive(shared.taken + count % HANDED, Int32(0), place.plan.cluster_m > 1)
 
 
 # ---- role: hand tiles out
@@ -238,9 +155,23 @@ def _hand_out(place: cutlass.Constexpr, shared: cutlass.Constexpr, num_clusters:
 # ---- role: load
 
 
+def _gates(place: Place) -> dict[Slot, Int64]:
+    """Where what a wait looks at lies: found once, since fences make every look at the table one at
+    memory."""
+    slots = (Slot.abort, Slot.words, Slot.ready_expected, Slot.ready)
+    if place.plan.problem.wait is Granularity.token:
+        slots = (Slot.abort, Slot.words, Slot.row_flag)
+    return {slot: address(place.table, place.rank, slot) for slot in slots}
+
+
 @cute.jit
 def _wait_for_rows(
-    place: cutlass.Constexpr, first_row: Int32, valid: Int32, expert: Int32, m_tile: Int32
+    place: cutlass.Constexpr,
+    gates: cutlass.Constexpr,
+    first_row: Int32,
+    valid: Int32,
+    expert: Int32,
+    m_tile: Int32,
 ):
     """Return once the rows of a tile are here, or the launch is given up; and 1 where this lane's
     first look did not find all.
@@ -248,14 +179,13 @@ def _wait_for_rows(
     Every lane waits and fences for itself: which one issues the loads is the hardware's choice.
     """
     table, rank, plan = place.table, place.rank, place.plan
-    abort = element(address(table, rank, Slot.abort), Int32(0), Int32)
-    words = buffer(address(table, rank, Slot.words), Int32)
+    abort = element(gates[Slot.abort], Int32(0), Int32)
+    words = buffer(gates[Slot.words], Int32)
     epoch, late = words[int(Word.epoch)], Int32(0)
     if cutlass.const_expr(plan.problem.wait is Granularity.token):
-        flags = address(table, rank, Slot.row_flag)
         # Rows come from peers or this GPU, by bulk copies or stores: scope sys, read by TMA.
         for row in cutlass.range(first_row + place.lane, first_row + valid, LANES, unroll=1):
-            flag = element(flags, row, Int32)
+            flag = element(gates[Slot.row_flag], row, Int32)
             came, waited = wait_telling(flag, epoch, abort, place.limit_ns, Scope.sys, True)
             late = late | Int32(waited)
             if not came:
@@ -269,8 +199,8 @@ def _wait_for_rows(
     else:
         by_expert = plan.problem.wait is Granularity.expert
         counter = expert if by_expert else m_tile
-        expected = buffer(address(table, rank, Slot.ready_expected), Int32)[counter]
-        ready = element(address(table, rank, Slot.ready), counter, Int32)
+        expected = buffer(gates[Slot.ready_expected], Int32)[counter]
+        ready = element(gates[Slot.ready], counter, Int32)
         # Rows come from peers or this GPU, by bulk copies or stores: scope sys, read by TMA.
         came, waited = wait_telling(ready, expected, abort, place.limit_ns, Scope.sys, True)
         late = Int32(waited)
@@ -284,55 +214,97 @@ def _wait_for_rows(
     return late
 
 
+def _sides_of_a(plan: KernelPlan, shared: Shared, operands: Operands, first_row: Int32):
+    """Shared and global side of each part of an A tile, of all stages and all K."""
+    rows = plan.tile_m // plan.num_a_parts
+    own = cute.domain_offset((first_row, 0), operands.a)
+    own = cute.local_tile(own, (rows, TILE_K), (None, None))
+    return [
+        partition(operands.tma_a, part_of(shared.a, part, rows, plan), own[None, None, part, None])
+        for part in range(plan.num_a_parts)
+    ]
+
+
+def _sides_of_b(plan: KernelPlan, shared: Shared, operands: Operands, expert: Int32, n_tile: Int32):
+    """The same of a B tile. Part 0 is gate and 1 is up; of a tile without them they are halves."""
+    rows, sides = plan.tile_n // plan.num_b_parts, []
+    concatenated = plan.problem.epilogue is Epilogue.swiglu_concatenated
+    for part in range(plan.num_b_parts):
+        column = n_tile * plan.tile_n + part * rows
+        if concatenated:
+            column = n_tile * rows + part * (plan.problem.n // 2)
+        own = cute.domain_offset((column, 0), operands.b[None, None, expert])
+        own = cute.local_tile(own, (rows, TILE_K), (0, None))
+        sides.append(partition(operands.tma_b, part_of(shared.b, part, rows, plan), own))
+    return sides
+
+
+@cute.jit
+def _fetch_ahead(place: cutlass.Constexpr, operands: cutlass.Constexpr, sides: cutlass.Constexpr):
+    """Bring what this CTA loads of B for a tile's first stages into L2: it waits for nobody."""
+    plan = place.plan
+    with cute.arch.elect_one():
+        for k in cutlass.range_constexpr(min(plan.num_stages, plan.num_k_tiles)):
+            for part in cutlass.range_constexpr(plan.num_b_parts):
+                _, from_b = sides[part]
+                if plan.cluster_m == 1 or place.cta == part:
+                    cute.prefetch(operands.tma_b, from_b[None, k])
+
+
 @cute.jit
 def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass.Constexpr):
     """Fill stage after stage with the operands of every tile of this CTA."""
     plan = place.plan
     parts, stages = plan.num_b_parts, plan.num_stages
-    part_n = plan.tile_n // parts
-    concatenated = plan.problem.epilogue is Epilogue.swiglu_concatenated
-    a_bytes, b_bytes = (rows * TILE_K * 2 for rows in (plan.tile_m, plan.tile_n))
+    part_m = plan.tile_m // plan.num_a_parts
+    a_bytes, b_bytes = (rows * TILE_K * 2 for rows in (part_m, plan.tile_n))
     mask = cutlass.Int16((1 << plan.cluster_m) - 1)
+    wide = {}
+    if cutlass.const_expr(operands.b_descriptor is not None):
+        # Written by the host, and read by another proxy than any before.
+        cpasync.fence_tma_desc_acquire(descriptor_pointer(operands.b_descriptor))
+        generic = descriptor_pointer(operands.b_descriptor, cute.AddressSpace.generic)
+        wide = {"tma_desc_ptr": generic}
+    if cutlass.const_expr(plan.problem.wait is not None):
+        gates = _gates(place)
     count, stage, phase = Int32(0), Int32(0), Int32(1)
     more = Boolean(True)
     while more:
-        more, first_row, valid, expert, n_tile, m_tile, _ = _read_record(place, shared, count)
+        more, first_row, valid, expert, n_tile, m_tile, _ = read_record(place, shared, count)
         if more:
             lap(place.tape, Event.stand)
+            b_sides = _sides_of_b(plan, shared, operands, expert, n_tile)
             if cutlass.const_expr(plan.problem.wait is not None):
                 if valid > 0:
-                    late = _wait_for_rows(place, first_row, valid, expert, m_tile)
+                    _fetch_ahead(place, operands, b_sides)
+                    late = _wait_for_rows(place, gates, first_row, valid, expert, m_tile)
                     lap(place.tape, Event.wait, m_tile, late, valid)
-            own = cute.domain_offset((first_row, 0), operands.a)
-            own = cute.local_tile(own, (plan.tile_m, TILE_K), (0, None))
-            to_a, from_a = partition(operands.tma_a, shared.a, own)
-            pairs = []
-            for part in cutlass.range_constexpr(parts):
-                # Part 0 is gate and 1 is up; of a tile without them they are its two halves.
-                column = n_tile * plan.tile_n + part * part_n
-                if cutlass.const_expr(concatenated):
-                    column = n_tile * part_n + part * (plan.problem.n // 2)
-                rows = cute.domain_offset((column, 0), operands.b[None, None, expert])
-                rows = cute.local_tile(rows, (part_n, TILE_K), (0, None))
-                pairs.append(partition(operands.tma_b, part_of(shared.b, part, plan), rows))
+            a_sides = _sides_of_a(plan, shared, operands, first_row)
+            expected = Int32(b_bytes)
+            for part in cutlass.range_constexpr(plan.num_a_parts):
+                expected += Int32(a_bytes) if valid > part * part_m else Int32(0)
             for k in cutlass.range(plan.num_k_tiles, unroll=1):
                 if k == plan.claim_at:
-                    _take_record(place, shared, count + 1)  # of the tile before
+                    take_record(place, shared, count + 1)  # of the tile before
                 place.wait(shared.empty + stage, phase, Item.empty)
                 barrier = shared.full + stage
                 if place.lane == 0:
-                    expected = Int32(a_bytes + b_bytes) if valid > 0 else Int32(b_bytes)
                     cute.arch.mbarrier_arrive_and_expect_tx(barrier, expected)
                 cute.arch.sync_warp()
-                if valid > 0:
-                    cute.copy(
-                        operands.tma_a, from_a[None, k], to_a[None, stage], tma_bar_ptr=barrier
-                    )
+                for part in cutlass.range_constexpr(plan.num_a_parts):
+                    to_a, from_a = a_sides[part]
+                    # Rows that are multiplied by nobody need not come.
+                    if valid > part * part_m:
+                        cute.copy(
+                            operands.tma_a, from_a[None, k], to_a[None, stage], tma_bar_ptr=barrier
+                        )
                 for part in cutlass.range_constexpr(parts):
-                    to_b, from_b = pairs[part]
+                    to_b, from_b = b_sides[part]
                     if cutlass.const_expr(plan.cluster_m == 1):
                         cute.copy(
-                            operands.tma_b, from_b[None, k], to_b[None, stage], tma_bar_ptr=barrier
+                            *(operands.tma_b, from_b[None, k], to_b[None, stage]),
+                            tma_bar_ptr=barrier,
+                            **wide,
                         )
                     elif place.cta == part:
                         cute.copy(
@@ -516,9 +488,9 @@ def _multiply(
             arrive_named(int(Named.turn), 2 * THREADS_OF_GROUP)
     more = Boolean(True)
     while more:
-        more, first_row, valid, _, n_tile, m_tile, _ = _read_record(place, shared, count)
+        more, first_row, valid, _, n_tile, m_tile, _ = read_record(place, shared, count)
         if more:
-            _take_record(place, shared, count)
+            take_record(place, shared, count)
             mine = Boolean(True)
             if cutlass.const_expr(plan.is_ping_pong):
                 mine = count % 2 == group
@@ -560,187 +532,6 @@ def _multiply(
             stage = ahead % plan.num_stages
             phase = phase ^ (ahead // plan.num_stages % 2)
         count += 1
-
-
-# ---- role: store and publish
-
-
-@cute.jit
-def _patch_descriptor(operands: cutlass.Constexpr, descriptor: cute.Pointer, group_end: Int32):
-    """End the CTA's own output descriptor with the rows of an expert. Called by the store warp,
-    which alone uses it."""
-    # Drain: no store may still read what is about to change.
-    cute.arch.cp_async_bulk_wait_group(0, read=False)
-    cute.arch.sync_warp()
-    rows = cute.make_tensor(
-        operands.plain_d.iterator,
-        cute.make_layout((group_end, operands.plain_d.shape[1]), stride=operands.plain_d.stride),
-    )
-    cpasync.update_tma_descriptor(operands.tma_d, rows, descriptor)
-    cute.arch.sync_warp()
-    cpasync.fence_tma_desc_release()
-    cpasync.fence_tma_desc_acquire(descriptor)
-
-
-@cute.jit
-def _store_block(
-    place: cutlass.Constexpr,
-    shared: cutlass.Constexpr,
-    operands: cutlass.Constexpr,
-    descriptor: cutlass.Constexpr,
-    buffer_idx: Int32,
-    row: Int32,
-    num_rows: Int32,
-    column: Int32,
-):
-    """Start storing a staged block, as many of its rows as exist where the descriptor clips."""
-    plan = place.plan
-    out = operands.d
-    if cutlass.const_expr(plan.clip is Clip.ragged):
-        # Dimension 0 has one block's rows and ends with it; the base lies one block lower.
-        there = cutlass.min(num_rows, BLOCK_M)
-        out = cute.domain_offset((BLOCK_M - there, column), out[None, None, row + there])
-    else:
-        out = cute.domain_offset((row, column), out)
-    from_s, to_g = partition(
-        operands.tma_d, shared.d, cute.local_tile(out, (BLOCK_M, STAGED_COLUMNS), (0, 0))
-    )
-    if cutlass.const_expr(plan.clip is Clip.per_group):
-        generic = _descriptor_pointer(Int64(descriptor.toint()), cute.AddressSpace.generic)
-        cute.copy(operands.tma_d, from_s[None, buffer_idx], to_g, tma_desc_ptr=generic)
-    else:
-        cute.copy(operands.tma_d, from_s[None, buffer_idx], to_g)
-    cute.arch.cp_async_bulk_commit_group()
-
-
-@cute.jit
-def _store(
-    place: cutlass.Constexpr,
-    shared: cutlass.Constexpr,
-    operands: cutlass.Constexpr,
-    send: cutlass.Constexpr = None,
-):
-    """Store what consumers stage, and tell of every tile once it lies in memory.
-
-    Of tiles that others have stored or sent it tells alone, and then takes the record: nobody gets
-    two tiles ahead.
-    """
-    plan = place.plan
-    by_tma = plan.stores_by_tma
-    descriptor = None
-    if cutlass.const_expr(plan.clip is Clip.per_group):
-        cta, _, _ = cute.arch.block_idx()
-        at = operands.workspace + Int64(cta) * DESCRIPTOR_BYTES
-        descriptor = _descriptor_pointer(at)
-        if place.lane == 0:
-            cpasync.copy_tensormap(operands.tma_d, descriptor)
-        cute.arch.sync_warp()
-    if cutlass.const_expr(by_tma):
-        for i in cutlass.range_constexpr(NUM_CONSUMERS * STAGING_BUFFERS):
-            arrive_named(int(Named.read) + i)
-    known_end = Int32(-1)
-    count = Int32(0)
-    more = Boolean(True)
-    while more:
-        more, first_row, valid, _, n_tile, m_tile, group_end = _read_record(place, shared, count)
-        if more:
-            if cutlass.const_expr(by_tma):
-                _take_record(place, shared, count)
-            if valid > 0:
-                if cutlass.const_expr(plan.clip is Clip.per_group):
-                    if group_end != known_end:
-                        _patch_descriptor(operands, descriptor, group_end)
-                        known_end = group_end
-                if cutlass.const_expr(by_tma):
-                    _store_tile(
-                        *(place, shared, operands, descriptor),
-                        *(count, first_row, valid, n_tile),
-                    )
-                elif cutlass.const_expr(plan.is_ping_pong):
-                    meet_named(int(Named.written) + plan.told_at(count % 2, count))
-                else:
-                    for group in cutlass.range_constexpr(NUM_CONSUMERS):
-                        meet_named(int(Named.written) + plan.told_at(group, count))
-                if cutlass.const_expr(send is not None):
-                    send.tell(place, first_row, valid, n_tile, m_tile)
-                elif cutlass.const_expr(plan.problem.publish):
-                    _publish(place, valid, n_tile, m_tile)
-            if cutlass.const_expr(not by_tma):
-                _take_record(place, shared, count)
-        count += 1
-    if cutlass.const_expr(by_tma):
-        cute.arch.cp_async_bulk_wait_group(0, read=False)
-
-
-@cute.jit
-def _store_tile(
-    place: cutlass.Constexpr,
-    shared: cutlass.Constexpr,
-    operands: cutlass.Constexpr,
-    descriptor: cutlass.Constexpr,
-    count: Int32,
-    first_row: Int32,
-    valid: Int32,
-    n_tile: Int32,
-):
-    """Store the blocks of a tile in the order in which its warpgroups stage them."""
-    plan = place.plan
-    pending = Int32(-1)  # buffer that a store may still read
-    for i in cutlass.range_constexpr(plan.blocks_per_group):
-        for part in cutlass.range_constexpr(plan.out_tile_n // STAGED_COLUMNS):
-            for member in cutlass.range_constexpr(plan.groups_per_tile):
-                group = count % 2 if plan.is_ping_pong else Int32(member)
-                block = i * plan.groups_per_tile + member
-                num_rows = valid - block * BLOCK_M
-                if num_rows > 0:
-                    buffer_idx = group * STAGING_BUFFERS + plan.turn_of(i, part)
-                    meet_named(int(Named.written) + buffer_idx)
-                    _store_block(
-                        *(place, shared, operands, descriptor, buffer_idx),
-                        first_row + block * BLOCK_M,
-                        num_rows,
-                        n_tile * plan.out_tile_n + part * STAGED_COLUMNS,
-                    )
-                    if pending >= 0:
-                        # All but the store just started have read their buffers.
-                        cute.arch.cp_async_bulk_wait_group(1, read=True)
-                        arrive_named(int(Named.read) + pending)
-                    pending = buffer_idx
-    cute.arch.cp_async_bulk_wait_group(0, read=True)
-    arrive_named(int(Named.read) + pending)
-
-
-@cute.jit
-def _publish(place: cutlass.Constexpr, valid: Int32, n_tile: Int32, m_tile: Int32):
-    """Add the rows of a tile to the counter of its M tile and chunk, once they lie in memory.
-
-    Read on this GPU: scope gpu. By TMA the elected lane, which has issued the stores, publishes;
-    with direct stores any lane may, the barrier having joined all threads that stored.
-    """
-    plan = place.plan
-    chunk = n_tile * plan.num_chunks // plan.num_n_tiles
-    stored = element(
-        address(place.table, place.rank, Slot.tile_stored),
-        m_tile * plan.num_chunks + chunk,
-        Int32,
-    )
-    if cutlass.const_expr(plan.stores_by_tma):
-        cute.arch.cp_async_bulk_wait_group(0, read=False)
-    alive = abort_word(place.table, place.rank) == 0
-    if cute.arch.vote_all_sync(alive):
-        with cute.arch.elect_one():
-            if cutlass.const_expr(plan.stores_by_tma):
-                release_bulk_fence(Scope.gpu)
-            else:
-                release_fence(Scope.gpu)
-            add_relaxed(stored, valid, Scope.gpu)
-
-
-def _descriptor_pointer(at: Int64, space=cute.AddressSpace.gmem) -> cute.Pointer:
-    """A descriptor slot of the workspace."""
-    slot = cute.make_ptr(Int64, at, cute.AddressSpace.gmem, assumed_align=DESCRIPTOR_BYTES)
-    manager = utils.TensorMapManager(utils.TensorMapUpdateMode.GMEM, DESCRIPTOR_BYTES)
-    return manager.get_tensormap_ptr(slot, space)
 
 
 # ---- the kernel and its host function
@@ -812,13 +603,13 @@ def work_on_tiles(
         if cutlass.const_expr(plan.uses_store_warp):
             if warp == STORE_WARP:
                 # The record before the first tile has been read: all but the producer say so.
-                _take_record(place, shared, Int32(1))
-                _store(place, shared, operands, send)
+                take_record(place, shared, Int32(1))
+                store_tiles(place, shared, operands, send)
         if warp == HAND_OUT_WARP and place.cta == 0:
             _hand_out(place, shared, num_clusters)
     else:
         cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
-        _take_record(place, shared, Int32(1))
+        take_record(place, shared, Int32(1))
         _multiply(place, shared, operands, tiled_mma, warp // WARPS_OF_GROUP - 1, send)
         if cutlass.const_expr(finish is not None):
             finish()
@@ -845,6 +636,7 @@ def gemm_entry(plan: KernelPlan, *, num_ranks: int = 1) -> Any:
         plain_d: cute.Tensor,
         scale: cute.Pointer,
         workspace: Int64,
+        b_descriptor: Int64,
         tiled_mma: cute.TiledMma,
         layout_a: cute.ComposedLayout,
         layout_b: cute.ComposedLayout,
@@ -863,6 +655,7 @@ def gemm_entry(plan: KernelPlan, *, num_ranks: int = 1) -> Any:
         operands = Operands(
             *(tma_a, m_a, tma_b, m_b, tma_d, m_d),
             *(Int64(plain_d.iterator.toint()), plain_d, scale, workspace),
+            b_descriptor if plan.widens_b else None,
         )
         init_barriers(shared, plan, thread)
         meet_all(plan.cluster_m)
@@ -877,6 +670,7 @@ def gemm_entry(plan: KernelPlan, *, num_ranks: int = 1) -> Any:
         d: cute.Pointer,  # (rows, out_n)
         scale: cute.Pointer,  # (rows,) float32; not read but by Epilogue.row_scale
         workspace: cute.Pointer,
+        b_descriptor: cute.Pointer,  # 128 bytes; not read but with KernelPlan.widens_b
         rows: Int32,  # that A and D have room for
         num_ctas: Int32,  # whole clusters
         limit_ns: Int64,  # of one wait
@@ -888,7 +682,8 @@ def gemm_entry(plan: KernelPlan, *, num_ranks: int = 1) -> Any:
         kernel(
             *(table, rank, limit_ns, num_ctas // plan.cluster_m),
             *(tma_a, t_a, tma_b, t_b, tma_d, t_d, plain_d),
-            *(scale, Int64(workspace.toint()), make_tiled_mma(plan), *layouts),
+            *(scale, Int64(workspace.toint()), Int64(b_descriptor.toint())),
+            *(make_tiled_mma(plan), *layouts),
         ).launch(
             grid=[num_ctas, 1, 1],
             block=[NUM_THREADS, 1, 1],

@@ -20,7 +20,7 @@ from tilepipe.fabric.table import NUM_WORDS, Slot
 from tilepipe.kernels.compile import Code, compile_code
 from tilepipe.kernels.gemm.choices import Epilogue, Major
 from tilepipe.kernels.gemm.grouped_sm90 import NUM_THREADS, gemm_entry
-from tilepipe.kernels.gemm.plan import KernelPlan, check_workspace
+from tilepipe.kernels.gemm.plan import TILE_K, KernelPlan, check_workspace
 from tilepipe.kernels.gemm.tiles import RECORD_WORDS, num_to_cut, pack_cluster_tiles
 from tilepipe.kernels.kept import kept
 from tilepipe.kernels.residency import Residency, residency_of
@@ -45,7 +45,7 @@ def _compile_any(plan: KernelPlan, num_ranks: int) -> Code:
         (
             *(_pointer(Int64, 0, 16), Int32(0)),
             *(_pointer(BFloat16, 0, 16) for _ in range(3)),
-            *(_pointer(Float32, 0, 4), _pointer(Int64, 0, 128)),
+            *(_pointer(Float32, 0, 4), _pointer(Int64, 0, 128), _pointer(Int64, 0, 128)),
             *(Int32(1), Int32(1), Int64(1), make_fake_stream()),
         ),
     )
@@ -83,7 +83,9 @@ def upload_tiles(
         num_cut = num_to_cut(
             layout,
             tile_m=plan.tile_m,
+            raster_m=plan.tuning.raster_m,
             num_n_tiles=plan.num_n_tiles,
+            num_chunks=plan.num_chunks,
             num_clusters=plan.num_gemm_ctas,
         )
     records = pack_cluster_tiles(
@@ -98,6 +100,38 @@ def upload_tiles(
     heap.fill(rank, plan.tiles_slot, records)
     heap.tensor(rank, Slot.words)[int(plan.tiles_word)] = len(records)
     return records
+
+
+def _wide_descriptor(plan: KernelPlan, b: torch.Tensor) -> torch.Tensor:  # (128,) uint8
+    """What loads of B are told, like the kernel's own but for fetches of 256 bytes from memory.
+
+    CuTe has no name for their width. The next 64 columns of K, which every tile takes next, come
+    along into L2.
+    """
+    k, n = plan.problem.k, plan.problem.n
+    pitch = k * b.element_size()
+    failed, found = cuda.cuTensorMapEncodeTiled(
+        cuda.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        *(3, b.data_ptr()),
+        [cuda.cuuint64_t(size) for size in (k, n, plan.problem.num_experts)],
+        [cuda.cuuint64_t(size) for size in (pitch, n * pitch)],
+        [cuda.cuuint32_t(size) for size in (TILE_K, plan.tile_n // plan.num_b_parts, 1)],
+        [cuda.cuuint32_t(1)] * 3,
+        cuda.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        cuda.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        cuda.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        cuda.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    if failed != cuda.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(
+            f"cuTensorMapEncodeTiled: {failed.name} for B {tuple(b.shape)} at {b.data_ptr():#x}; "
+            "plan with wide_b=False"
+        )
+    words = np.array([int(word) for word in found.opaque], np.uint64)
+    descriptor = torch.from_numpy(words.view(np.uint8)).to(b.device)
+    # Launches may go to another stream.
+    torch.cuda.current_stream().synchronize()
+    return descriptor
 
 
 class GroupedGemm:
@@ -117,7 +151,7 @@ class GroupedGemm:
                 "memory finds no SM on this GPU; choose fewer stages"
             )
         self._function = code.function.to(torch.cuda.current_device())
-        self._workspace: dict[int, torch.Tensor] = {}
+        self._slots: dict[int, torch.Tensor] = {}
 
     def bind(
         self,
@@ -144,12 +178,16 @@ class GroupedGemm:
             num_bytes=workspace.numel() * workspace.element_size(),
             address=workspace.data_ptr(),
         )
-        self._workspace[workspace.data_ptr()] = workspace
+        b_descriptor = workspace
+        if self.plan.widens_b:
+            b_descriptor = _wide_descriptor(self.plan, b)
+        for slot in (workspace, b_descriptor):
+            self._slots[slot.data_ptr()] = slot
         arguments = (
             *(_pointer(Int64, heap.table.data_ptr(), 16), Int32(rank)),
             *(_pointer(BFloat16, tensor.data_ptr(), 16) for tensor in (a, b, d)),
             _pointer(Float32, 0 if scale is None else scale.data_ptr(), 4),
-            _pointer(Int64, workspace.data_ptr(), 128),
+            *(_pointer(Int64, slot.data_ptr(), 128) for slot in (workspace, b_descriptor)),
             *(Int32(len(a)), Int32(self.plan.num_gemm_ctas), Int64(self._limit_ns)),
         )
 

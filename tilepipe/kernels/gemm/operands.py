@@ -100,17 +100,17 @@ def global_tensors(
 
 def atoms(plan: KernelPlan, layouts, m_a, m_b, m_d):
     """TMA atoms of A, B and D, each with its tensor."""
-    layout_a, _, layout_d = layouts
-    part_n = plan.tile_n // plan.num_b_parts
+    _, _, layout_d = layouts
+    part_m, part_n = plan.tile_m // plan.num_a_parts, plan.tile_n // plan.num_b_parts
     load = cpasync.CopyBulkTensorTileG2SOp()
     shared = cpasync.CopyBulkTensorTileG2SMulticastOp() if plan.cluster_m > 1 else load
-    part = sm90.make_smem_layout_b(
-        _b_layout(plan), (plan.tile_m, part_n, TILE_K), BFloat16, plan.num_stages
-    )
+    piece = (part_m, part_n, TILE_K)
+    part_a = sm90.make_smem_layout_a(utils.LayoutEnum.ROW_MAJOR, piece, BFloat16, plan.num_stages)
+    part_b = sm90.make_smem_layout_b(_b_layout(plan), piece, BFloat16, plan.num_stages)
     first = (None, None, 0)
     return (
-        cpasync.make_tiled_tma_atom(load, m_a, cute.slice_(layout_a, first), (plan.tile_m, TILE_K)),
-        cpasync.make_tiled_tma_atom(shared, m_b, cute.slice_(part, first), (part_n, TILE_K)),
+        cpasync.make_tiled_tma_atom(load, m_a, cute.slice_(part_a, first), (part_m, TILE_K)),
+        cpasync.make_tiled_tma_atom(shared, m_b, cute.slice_(part_b, first), (part_n, TILE_K)),
         cpasync.make_tiled_tma_atom(
             cpasync.CopyBulkTensorTileS2GOp(),
             m_d,
@@ -131,7 +131,6 @@ def partition(atom: cute.CopyAtom, shared: cute.Tensor, tile: cute.Tensor):
     )
 
 
-def part_of(b: cute.Tensor, part: int, plan: KernelPlan) -> cute.Tensor:
-    """A piece of the B tile along N: whole swizzle atoms, one piece behind the other."""
-    rows = plan.tile_n // plan.num_b_parts
-    return cute.local_tile(b, (rows, TILE_K, plan.num_stages), (part, 0, 0))
+def part_of(ring: cute.Tensor, part: int, rows: int, plan: KernelPlan) -> cute.Tensor:
+    """A piece of the A or B tile: whole swizzle atoms, one piece behind the other."""
+    return cute.local_tile(ring, (rows, TILE_K, plan.num_stages), (part, 0, 0))

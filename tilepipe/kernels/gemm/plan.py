@@ -21,7 +21,7 @@ from tilepipe.kernels.gemm.choices import (
     Epilogue,
     Major,
 )
-from tilepipe.kernels.gemm.problem import GemmProblem, GemmTuning
+from tilepipe.kernels.gemm.problem import BF16_BYTES, GemmProblem, GemmTuning, check_operands
 
 __all__ = [
     "BESIDE_RINGS_BYTES",
@@ -45,9 +45,6 @@ STAGED_COLUMNS = 64
 STAGING_BUFFERS = 2
 NUM_CONSUMERS = 2
 DESCRIPTOR_BYTES = 128
-_BF16_BYTES = 2
-# What TMA and 16-byte stores ask of addresses and pitches.
-_VECTOR_BYTES = 16
 # Elements of K in a stage: 128 bytes, the width of the swizzle.
 TILE_K = 64
 # Registers of a consumer thread for sums; the rest addresses and stages what they become.
@@ -120,8 +117,20 @@ class KernelPlan:
         return _num_b_parts(self.problem, self.tuning)
 
     @property
+    def num_a_parts(self) -> int:
+        """Pieces of an A tile that are loaded apart: the blocks, where those without rows are not
+        multiplied and so need not come."""
+        return self.tile_m // BLOCK_M if self.skips_blocks else 1
+
+    @property
+    def widens_b(self) -> bool:
+        """Whether a launch of the GEMM alone takes the descriptor of B that its host has made."""
+        by_k = self.problem.b_major is Major.k
+        return self.tuning.wide_b and by_k and self.cluster_m == 1
+
+    @property
     def stage_bytes(self) -> int:
-        return (self.tile_m + self.tile_n) * TILE_K * _BF16_BYTES
+        return (self.tile_m + self.tile_n) * TILE_K * BF16_BYTES
 
     @property
     def staging_bytes(self) -> int:
@@ -185,7 +194,7 @@ def plan_gemm(
     smem_bytes: int = 232_448,  # of one CTA: 227 KiB on sm_90
 ) -> KernelPlan:
     """Decide everything, or raise ValueError with one sentence that says what to change."""
-    _check_operands(problem)
+    check_operands(problem)
     _check_tile(problem, tuning)
     clip = _clip_of(problem, tuning)
     _check_hooks(problem, tuning)
@@ -201,7 +210,7 @@ def plan_gemm(
     num_k_tiles = -(-problem.k // TILE_K)
     out_n = problem.n // 2 if problem.epilogue.is_swiglu else problem.n
     slots = len(DescriptorSlot) if clip is Clip.per_group else 0
-    ring_bytes = num_stages * (tuning.tile_m + tuning.tile_n) * TILE_K * _BF16_BYTES
+    ring_bytes = num_stages * (tuning.tile_m + tuning.tile_n) * TILE_K * BF16_BYTES
     return KernelPlan(
         problem=problem,
         tuning=tuning,
@@ -235,47 +244,6 @@ def check_workspace(plan: KernelPlan, *, num_bytes: int, address: int) -> None:
         raise ValueError(
             f"the workspace begins at {address:#x}: descriptors need multiples of "
             f"{DESCRIPTOR_BYTES} bytes; allocate it with torch"
-        )
-
-
-def _check_operands(problem: GemmProblem) -> None:
-    """Layouts and pitches that the loads and stores can take."""
-    if problem.out_major is not Major.n:
-        raise ValueError(
-            f"out_major={problem.out_major.value}: rows of an expert end anywhere, which only an "
-            "N-major output can clip; type out_major=n"
-        )
-    if problem.b_major is Major.m:
-        raise ValueError("b_major=m: B is (experts, N, K); type b_major=k or b_major=n")
-    _check_multiple("k", problem.k, "a row of A")
-    columns = problem.n
-    if problem.epilogue.is_swiglu:
-        if problem.n % 2:
-            raise ValueError(f"n={problem.n}: gate and up are as many columns each; make it even")
-        columns = problem.n // 2
-    _check_multiple("n / 2" if problem.epilogue.is_swiglu else "n", columns, "a row of D")
-    for name, pitch, least in (
-        ("a_pitch", problem.a_pitch, problem.k),
-        ("d_pitch", problem.d_pitch, columns),
-    ):
-        if pitch is not None:
-            _check_multiple(name, pitch, "a row and its gap")
-            if pitch < least:
-                raise ValueError(
-                    f"{name}={pitch}: rows have {least} elements; choose at least that"
-                )
-    if problem.num_experts < 1:
-        raise ValueError(
-            f"num_experts={problem.num_experts}: B holds a matrix each; choose at least 1"
-        )
-
-
-def _check_multiple(name: str, elements: int, what: str) -> None:
-    num_bytes = elements * _BF16_BYTES
-    if elements < 1 or num_bytes % _VECTOR_BYTES:
-        raise ValueError(
-            f"{name}={elements}: {what} is {num_bytes} bytes, and TMA takes multiples of "
-            f"{_VECTOR_BYTES}; choose a multiple of {_VECTOR_BYTES // _BF16_BYTES} elements"
         )
 
 
@@ -369,7 +337,7 @@ def _check_grid(tuning: GemmTuning, num_gemm_ctas: int, num_sms: int) -> None:
 
 def _stages_of(problem: GemmProblem, tuning: GemmTuning, smem_bytes: int) -> int:
     """Stages as asked, or as many as there is room for."""
-    stage_bytes = (tuning.tile_m + tuning.tile_n) * TILE_K * _BF16_BYTES
+    stage_bytes = (tuning.tile_m + tuning.tile_n) * TILE_K * BF16_BYTES
     room = (smem_bytes - _staging_bytes(tuning) - BESIDE_RINGS_BYTES) // stage_bytes
     wanted = room if tuning.num_stages is None else tuning.num_stages
     if not 2 <= wanted <= room:
@@ -394,5 +362,5 @@ def _staging_bytes(tuning: GemmTuning) -> int:
     """What the threads of the epilogue write: a block of each warpgroup in each buffer."""
     if tuning.store is StoreMode.direct:
         return 0
-    block_bytes = BLOCK_M * STAGED_COLUMNS * _BF16_BYTES
+    block_bytes = BLOCK_M * STAGED_COLUMNS * BF16_BYTES
     return NUM_CONSUMERS * STAGING_BUFFERS * block_bytes

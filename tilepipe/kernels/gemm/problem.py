@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from tilepipe.config.choices import Granularity, Layout, StoreMode, Walk
 from tilepipe.kernels.gemm.choices import Clip, Consumers, Epilogue, Major
 
-__all__ = ["GemmProblem", "GemmTuning"]
+__all__ = ["BF16_BYTES", "GemmProblem", "GemmTuning", "check_operands"]
+
+BF16_BYTES = 2
+# What TMA and 16-byte stores ask of addresses and pitches.
+_VECTOR_BYTES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,5 +51,47 @@ class GemmTuning:
     walk: Walk = Walk.expert  # chunk: those of all experts walk together, chunk after chunk
     cuts_tail: bool = True  # hand the last tiles out in halves where that fills the SMs better
     num_stages: int | None = None  # None: as many as there is room for
+    wide_b: bool = True  # fetch a K-major B from memory by 256 bytes, where the GEMM runs alone
     store: StoreMode = StoreMode.tma
     clip: Clip | None = None
+
+
+def check_operands(problem: GemmProblem) -> None:
+    """Layouts and pitches that loads and stores can take; raises ValueError for others."""
+    if problem.out_major is not Major.n:
+        raise ValueError(
+            f"out_major={problem.out_major.value}: rows of an expert end anywhere, which only an "
+            "N-major output can clip; type out_major=n"
+        )
+    if problem.b_major is Major.m:
+        raise ValueError("b_major=m: B is (experts, N, K); type b_major=k or b_major=n")
+    _check_multiple("k", problem.k, "a row of A")
+    columns = problem.n
+    if problem.epilogue.is_swiglu:
+        if problem.n % 2:
+            raise ValueError(f"n={problem.n}: gate and up are as many columns each; make it even")
+        columns = problem.n // 2
+    _check_multiple("n / 2" if problem.epilogue.is_swiglu else "n", columns, "a row of D")
+    for name, pitch, least in (
+        ("a_pitch", problem.a_pitch, problem.k),
+        ("d_pitch", problem.d_pitch, columns),
+    ):
+        if pitch is not None:
+            _check_multiple(name, pitch, "a row and its gap")
+            if pitch < least:
+                raise ValueError(
+                    f"{name}={pitch}: rows have {least} elements; choose at least that"
+                )
+    if problem.num_experts < 1:
+        raise ValueError(
+            f"num_experts={problem.num_experts}: B holds a matrix each; choose at least 1"
+        )
+
+
+def _check_multiple(name: str, elements: int, what: str) -> None:
+    num_bytes = elements * BF16_BYTES
+    if elements < 1 or num_bytes % _VECTOR_BYTES:
+        raise ValueError(
+            f"{name}={elements}: {what} is {num_bytes} bytes, and TMA takes multiples of "
+            f"{_VECTOR_BYTES}; choose a multiple of {_VECTOR_BYTES // BF16_BYTES} elements"
+        )

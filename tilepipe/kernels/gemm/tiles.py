@@ -117,23 +117,65 @@ def num_to_cut(
     layout: ReceiveLayout,
     *,
     tile_m: int,
+    raster_m: int,
     num_n_tiles: int,
+    num_chunks: int,
     num_clusters: int,
 ) -> int:
-    """Tiles to be handed out in halves so that the last round of a launch is half as long.
+    """Tiles to be handed out in halves so that a launch ends first: the fewest that do.
 
-    A tile of at most half its rows takes half its time. In halves the launch fills whole rounds of
-    all clusters and a rest. A rest of up to one half each takes a whole tile's time unless its
-    tiles are halves; more than that needs the whole round anyway.
+    A tile of at most half its rows takes half its time. Where all are whole, launches are rounds
+    of all clusters and a rest, which as whole tiles takes a round, too; where some are short,
+    clusters go apart by half a tile, and whole tiles at the end leave some idle. So what comes of
+    each number is counted.
     """
-    half = tile_m // 2
-    expert, above = _starts(layout.expert_rows.astype(np.int64), tile_m)
-    full = int(np.count_nonzero(layout.expert_rows[expert] - above > half))
-    num_halves = (len(expert) + full) * num_n_tiles
-    rest = num_halves % (2 * num_clusters)
-    if not 0 < rest <= num_clusters:
-        return 0
-    return min(-(-rest // (2 * num_n_tiles)), full)
+    best, least = 0, 0
+    for num_cut in range(-(-num_clusters // (2 * num_n_tiles)) + 1):
+        records = pack_cluster_tiles(
+            layout,
+            tile_m=tile_m,
+            cluster_m=1,
+            raster_m=raster_m,
+            plan_tile_m=tile_m,
+            num_cut=num_cut,
+        )
+        halves = _halves_in_order(
+            records, tile_m // 2, num_n_tiles=num_n_tiles, num_chunks=num_chunks
+        )
+        time = _time_of(halves, num_clusters)
+        if num_cut == 0 or time < least:
+            best, least = num_cut, time
+        if least == -(-int(halves.sum()) // num_clusters):
+            break
+    return best
+
+
+def _halves_in_order(
+    records: NDArray[np.int32], half: int, *, num_n_tiles: int, num_chunks: int
+) -> NDArray[np.int64]:  # (num_cluster_tiles x num_n_tiles,)
+    """Halves of a tile, 1 or 2, that each ticket's takes."""
+    tickets = np.arange(len(records) * num_n_tiles)
+    own = records[tickets // num_n_tiles].astype(np.int64)
+    there = place_of_ticket(
+        tickets,
+        own[:, TileWord.group_place],
+        own[:, TileWord.group_size],
+        num_n_tiles=num_n_tiles,
+        num_chunks=num_chunks,
+    )
+    return 1 + (records[there.cluster_tile, TileWord.valid].astype(np.int64) > half)
+
+
+def _time_of(halves: NDArray[np.int64], num_clusters: int) -> int:
+    """Halves of a tile until the last is done, each given to the next free of equal clusters."""
+    time = at = busy = 0
+    free = num_clusters
+    while at < len(halves):
+        taken = halves[at : at + free]
+        long = int(np.count_nonzero(taken == 2))
+        at, time = at + free, time + 1
+        free, busy = free - long + busy, long
+    return time + (busy > 0)
 
 
 @dataclass(frozen=True)
