@@ -114,7 +114,8 @@ def test_with_a_low_threshold_by_rank_tokens_are_reduced_too_early():
 def test_without_waits_for_stored_tiles_rows_go_home_before_they_are_made(
     copy, monkeypatch, fresh_code
 ):
-    monkeypatch.setattr(pushes, "_wait_stored", lambda *arguments: Boolean(True))
+    passed = Boolean(True), Boolean(False)  # came, and not late
+    monkeypatch.setattr(pushes, "_wait_stored", lambda *arguments: passed)
     # One CTA multiplies for many that push: most rows are asked for long before they are there.
     home = home_case(copy=copy, n=1024, num_ctas=12, num_sms=13, roles=Roles.fixed)
 

@@ -240,18 +240,6 @@ def _sides_of_b(plan: KernelPlan, shared: Shared, operands: Operands, expert: In
 
 
 @cute.jit
-def _fetch_ahead(place: cutlass.Constexpr, operands: cutlass.Constexpr, sides: cutlass.Constexpr):
-    """Bring what this CTA loads of B for a tile's first stages into L2: it waits for nobody."""
-    plan = place.plan
-    with cute.arch.elect_one():
-        for k in cutlass.range_constexpr(min(plan.num_stages, plan.num_k_tiles)):
-            for part in cutlass.range_constexpr(plan.num_b_parts):
-                _, from_b = sides[part]
-                if plan.cluster_m == 1 or place.cta == part:
-                    cute.prefetch(operands.tma_b, from_b[None, k])
-
-
-@cute.jit
 def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass.Constexpr):
     """Fill stage after stage with the operands of every tile of this CTA."""
     plan = place.plan
@@ -276,7 +264,6 @@ def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass
             b_sides = _sides_of_b(plan, shared, operands, expert, n_tile)
             if cutlass.const_expr(plan.problem.wait is not None):
                 if valid > 0:
-                    _fetch_ahead(place, operands, b_sides)
                     late = _wait_for_rows(place, gates, first_row, valid, expert, m_tile)
                     lap(place.tape, Event.wait, m_tile, late, valid)
             a_sides = _sides_of_a(plan, shared, operands, first_row)

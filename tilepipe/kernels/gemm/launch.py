@@ -26,7 +26,7 @@ from tilepipe.kernels.kept import kept
 from tilepipe.kernels.residency import Residency, residency_of
 from tilepipe.schedule.layout import ReceiveLayout
 
-__all__ = ["GroupedGemm", "alone_specs", "compile_gemm", "upload_tiles"]
+__all__ = ["GroupedGemm", "alone_specs", "compile_gemm", "upload_tiles", "wide_descriptor"]
 
 
 def _pointer(dtype: Any, address: int, align: int) -> Any:
@@ -102,7 +102,7 @@ def upload_tiles(
     return records
 
 
-def _wide_descriptor(plan: KernelPlan, b: torch.Tensor) -> torch.Tensor:  # (128,) uint8
+def wide_descriptor(plan: KernelPlan, b: torch.Tensor) -> torch.Tensor:  # (128,) uint8
     """What loads of B are told, like the kernel's own but for fetches of 256 bytes from memory.
 
     CuTe has no name for their width. The next 64 columns of K, which every tile takes next, come
@@ -113,7 +113,7 @@ def _wide_descriptor(plan: KernelPlan, b: torch.Tensor) -> torch.Tensor:  # (128
     failed, found = cuda.cuTensorMapEncodeTiled(
         cuda.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         *(3, b.data_ptr()),
-        [cuda.cuuint64_t(size) for size in (k, n, plan.problem.num_experts)],
+        [cuda.cuuint64_t(size) for size in (k, n, len(b))],
         [cuda.cuuint64_t(size) for size in (pitch, n * pitch)],
         [cuda.cuuint32_t(size) for size in (TILE_K, plan.tile_n // plan.num_b_parts, 1)],
         [cuda.cuuint32_t(1)] * 3,
@@ -180,7 +180,7 @@ class GroupedGemm:
         )
         b_descriptor = workspace
         if self.plan.widens_b:
-            b_descriptor = _wide_descriptor(self.plan, b)
+            b_descriptor = wide_descriptor(self.plan, b)
         for slot in (workspace, b_descriptor):
             self._slots[slot.data_ptr()] = slot
         arguments = (

@@ -124,7 +124,7 @@ class KernelPlan:
 
     @property
     def widens_b(self) -> bool:
-        """Whether a launch of the GEMM alone takes the descriptor of B that its host has made."""
+        """Whether a launch takes the descriptor of B that its host has made."""
         by_k = self.problem.b_major is Major.k
         return self.tuning.wide_b and by_k and self.cluster_m == 1
 

@@ -51,7 +51,7 @@ class GemmTuning:
     walk: Walk = Walk.expert  # chunk: those of all experts walk together, chunk after chunk
     cuts_tail: bool = True  # hand the last tiles out in halves where that fills the SMs better
     num_stages: int | None = None  # None: as many as there is room for
-    wide_b: bool = True  # fetch a K-major B from memory by 256 bytes, where the GEMM runs alone
+    wide_b: bool = True  # fetch a K-major B from memory by 256 bytes
     store: StoreMode = StoreMode.tma
     clip: Clip | None = None
 

@@ -81,6 +81,7 @@ def fused_entry(plan: OverlapPlan, body: Callable[[Seat], None]) -> Any:
         plain_d: cute.Tensor,
         scale: cute.Pointer,
         workspace: Int64,
+        b_descriptor: Int64,
         products: cute.TiledMma,
         layout_a: cute.ComposedLayout,
         layout_b: cute.ComposedLayout,
@@ -103,7 +104,8 @@ def fused_entry(plan: OverlapPlan, body: Callable[[Seat], None]) -> Any:
         shared = allocate(memory, gemm, (layout_a, layout_b, layout_d))
         init_barriers(shared, gemm, thread)
         tape = begin_tape(plan.num_stamps, memory, workspace, warp=warp, lane=lane)
-        given = (tma_a, m_a, tma_b, m_b, tma_d, m_d, plain_d, scale, workspace)
+        given = (tma_a, m_a, tma_b, m_b, tma_d, m_d, plain_d, scale)
+        given += (workspace, b_descriptor)
         body(
             Seat(
                 plan=plan,
@@ -140,6 +142,7 @@ def fused_entry(plan: OverlapPlan, body: Callable[[Seat], None]) -> Any:
         d: cute.Pointer,  # (rows, out_n) of the first rank
         scale: cute.Pointer,
         workspace: cute.Pointer,
+        b_descriptor: cute.Pointer,  # 128 bytes; not read but with KernelPlan.widens_b
         rows: Int32,  # that A and D of a rank have room for
         stream: cuda.CUstream,
     ):
@@ -156,7 +159,8 @@ def fused_entry(plan: OverlapPlan, body: Callable[[Seat], None]) -> Any:
             *(table, sending, first_rank, num_comm_ctas // cluster_m, num_gemm_ctas // cluster_m),
             *(cost_ns, latency_ns, limit_ns),
             *(tma_a, t_a, tma_b, t_b, tma_d, t_d, plain_d),
-            *(scale, Int64(workspace.toint()), make_tiled_mma(gemm), *layouts),
+            *(scale, Int64(workspace.toint()), Int64(b_descriptor.toint())),
+            *(make_tiled_mma(gemm), *layouts),
         ).launch(
             grid=[plan.num_launch_ranks * (num_comm_ctas + num_gemm_ctas), 1, 1],
             block=[NUM_THREADS, 1, 1],

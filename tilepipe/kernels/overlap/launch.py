@@ -18,6 +18,7 @@ from tilepipe.fabric.table import NUM_SLOTS
 from tilepipe.kernels.compile import Code, compile_code
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.gemm.grouped_sm90 import NUM_THREADS
+from tilepipe.kernels.gemm.launch import wide_descriptor
 from tilepipe.kernels.gemm.plan import DESCRIPTOR_BYTES, KernelPlan
 from tilepipe.kernels.kept import kept
 from tilepipe.kernels.move import warp_bytes
@@ -70,7 +71,7 @@ def compile_overlap(plan: OverlapPlan | HomePlan) -> Code:
             *(_pointer(Int64, 0, 16), _pointer(Int64, 0, 16)),
             *(Int32(0), Int32(1), Int32(1), Int64(0), Int64(0), Int64(1)),
             *(_pointer(BFloat16, 0, 16) for _ in range(3)),
-            *(_pointer(Float32, 0, 4), _pointer(Int64, 0, 128)),
+            *(_pointer(Float32, 0, 4), _pointer(Int64, 0, 128), _pointer(Int64, 0, 128)),
             *(Int32(1), make_fake_stream()),
         ),
     )
@@ -148,13 +149,17 @@ class FusedLaunch:
         if records:
             words = workspace[num_ctas * DESCRIPTOR_BYTES :].view(torch.int32)
             tracks = words.view(num_ctas, NUM_TRACKS, records, RECORD_BYTES // 4)
-        kept = (table, sending, a, b, d, workspace)
+        b_descriptor = workspace
+        if plan.gemm.widens_b:
+            b_descriptor = wide_descriptor(plan.gemm, b)
+        kept = (table, sending, a, b, d, workspace, b_descriptor)
         arguments = (
             *(_pointer(Int64, tensor.data_ptr(), 16) for tensor in (table, sending)),
             *(Int32(first_rank), Int32(split.num_comm_ctas), Int32(split.num_gemm_ctas)),
             *self._pace,
             *(_pointer(BFloat16, tensor.data_ptr(), 16) for tensor in (a, b, d)),
-            *(_pointer(Float32, 0, 4), _pointer(Int64, workspace.data_ptr(), 128)),
+            _pointer(Float32, 0, 4),
+            *(_pointer(Int64, slot.data_ptr(), 128) for slot in (workspace, b_descriptor)),
             Int32(len(a)),
         )
 

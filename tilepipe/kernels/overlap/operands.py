@@ -15,7 +15,18 @@ __all__ = ["operands_of_rank"]
 
 
 def operands_of_rank(
-    plan: OverlapPlan, local, tma_a, m_a, tma_b, m_b, tma_d, m_d, plain_d, scale, workspace
+    plan: OverlapPlan,
+    local,
+    tma_a,
+    m_a,
+    tma_b,
+    m_b,
+    tma_d,
+    m_d,
+    plain_d,
+    scale,
+    workspace,
+    b_descriptor,
 ) -> Operands:
     """What the roles of the GEMM take, for rank `local` of the launch. Traced into the kernel."""
     d_address = Int64(plain_d.iterator.toint())
@@ -26,4 +37,7 @@ def operands_of_rank(
         m_d = m_d[None, None, None, local] if ragged else m_d[None, None, local]
         plain_d = plain_d[None, None, local]
         d_address += Int64(local) * (plan.d_rank_pitch * 2)
-    return Operands(tma_a, m_a, tma_b, m_b, tma_d, m_d, d_address, plain_d, scale, workspace)
+    return Operands(
+        *(tma_a, m_a, tma_b, m_b, tma_d, m_d, d_address, plain_d, scale, workspace),
+        b_descriptor if plan.gemm.widens_b else None,
+    )
