@@ -159,7 +159,23 @@ def test_rows_go_home_by_default_in_the_fastest_way_that_a_granularity_has(conta
     kernel = config_from_dict(container(*words.split())).kernel
 
     assert (kernel.push, kernel.walk, kernel.num_comm_ctas) == DEFAULT_WAYS[words]
-    assert kernel.num_chunks is None
+    assert kernel.num_chunks is None  # rows of so few columns have one tile
+
+
+@pytest.mark.parametrize(
+    ("words", "num_chunks"),
+    [
+        ("workload.hidden=7168", 2),
+        ("workload.hidden=7168 kernel.num_chunks=4", 4),
+        ("workload.hidden=7168 kernel.push=ctas", None),
+        ("workload.hidden=256", None),  # one tile
+        ("workload.hidden=768", None),  # three: no two equal chunks
+    ],
+)
+def test_rows_sent_across_links_have_two_chunks_where_two_are_equal(container, words, num_chunks):
+    composed = container("hardware=h200_x2", "kernel=gemm_combine", *words.split())
+
+    assert config_from_dict(composed).kernel.num_chunks == num_chunks
 
 
 @pytest.mark.parametrize("experiment", ["decode", "combine_decode"])

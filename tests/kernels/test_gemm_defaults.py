@@ -1,5 +1,7 @@
 """Which tuning a shape and a tile are given: all that are named can be planned."""
 
+from dataclasses import fields
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +10,7 @@ from tilepipe.config.choices import Layout, StoreMode
 from tilepipe.kernels.gemm.choices import Consumers
 from tilepipe.kernels.gemm.defaults import DEFAULTS, default_tuning, tuning_of_tile
 from tilepipe.kernels.gemm.plan import GemmProblem, plan_gemm
+from tilepipe.schedule.settings import PlanSettings
 
 PROBLEM = GemmProblem(n=4096, k=7168, num_experts=32, layout=Layout.packed, group_align=128)
 
@@ -44,3 +47,10 @@ def test_a_tile_that_one_warpgroup_can_hold_goes_to_each_in_turn(tile, consumers
     assert (tuning.consumers, tuning.store) == (consumers, StoreMode.tma)
     assert tuning_of_tile(*tile, store=StoreMode.direct).store is StoreMode.direct
     plan_gemm(PROBLEM, tuning, num_gemm_ctas=132, num_sms=132)
+
+
+def test_only_a_gemm_alone_walks_more_tiles_together_than_the_plan_of_rows_has():
+    settings = {field.name: field.default for field in fields(PlanSettings)}
+
+    assert tuning_of_tile(128, 256).raster_m == settings["raster_m"] == 8
+    assert tuning_of_tile(128, 256, alone=True).raster_m == 16

@@ -157,7 +157,7 @@ class _Rank:
                 group_align=kernel.tile_m,
                 wait=Granularity.tile if contender == "gemm_flags" else None,
             ),
-            tuning_of_tile(kernel.tile_m, kernel.tile_n, store=kernel.store),
+            tuning_of_tile(kernel.tile_m, kernel.tile_n, store=kernel.store, alone=True),
             num_gemm_ctas=num_sms if kernel.num_gemm_ctas is None else kernel.num_gemm_ctas,
             num_sms=num_sms,
         )
