@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tilepipe.config.register import CONF_DIR
+from tilepipe.stopping import leave
 
 __all__ = ["Option", "main", "options", "read_option"]
 
@@ -261,4 +262,4 @@ def _numbers(words: Sequence[str]) -> tuple[dict[str, int], bool]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

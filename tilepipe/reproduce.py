@@ -21,6 +21,7 @@ from pathlib import Path
 from tilepipe.config import detect
 from tilepipe.config.choices import Operation
 from tilepipe.config.register import CONF_DIR, by_device
+from tilepipe.stopping import leave
 
 __all__ = ["experiments", "main"]
 
@@ -179,4 +180,4 @@ def _needs(option: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

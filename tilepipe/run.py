@@ -7,7 +7,6 @@ Knows nothing of torch, kernels or how a point runs.
 
 import io
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,12 +21,16 @@ from tilepipe.config.identity import cpu_model, device_name
 from tilepipe.config.register import CONF_DIR, register, scratch
 from tilepipe.launch.collect import own_experiment_fault, point_from, several_experiments
 from tilepipe.records import Point
+from tilepipe.stopping import half_written, leave
 
 __all__ = ["main"]
 
 
 def main() -> int:
-    """Compose what was typed and run it; Hydra's own errors leave with its message and code 1."""
+    """Compose what was typed and run it; Hydra's own errors leave with its message and code 1.
+
+    Until the driver listens, a signal that asks this program to end does so at once.
+    """
     _mend_standard_streams()
     try:
         points = _collect()
@@ -35,23 +38,16 @@ def main() -> int:
         if hint := own_experiment_fault(sys.argv):
             print(hint, file=sys.stderr)
         raise
-    except KeyboardInterrupt:
-        print("stopped by SIGINT: nothing was run", file=sys.stderr)
-        return 130
     if not points:
         return 0  # Hydra only showed something: --cfg, --info, --help
     results_dir = Path(points[0].config["results_dir"])
-    try:
-        # Imported when there is something to run: the driver needs Parquet, which --cfg does not.
-        from tilepipe.launch.driver import run_points
+    # Imported when there is something to run: the driver needs Parquet, which --cfg does not.
+    from tilepipe.launch.driver import run_points
 
-        if refused := several_experiments(points, _config_dirs(points[0])):
-            print(refused, file=sys.stderr)
-            return 2
-        return run_points(points, results_dir=results_dir, announcement=_announcement(points))
-    except KeyboardInterrupt:  # before the first point, or after the last
-        print("stopped by SIGINT", file=sys.stderr)
-        return 130
+    if refused := several_experiments(points, _config_dirs(points[0])):
+        print(refused, file=sys.stderr)
+        return 2
+    return run_points(points, results_dir=results_dir, announcement=_announcement(points))
 
 
 def _config_dirs(point: Point) -> list[Path]:
@@ -84,7 +80,7 @@ def _collect() -> list[Point]:
         points.append(point_from(cfg, HydraConfig.get()))
 
     try:
-        with _always_a_sweep():
+        with half_written(Path(scratch().name)), _always_a_sweep():
             hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="config")(task)()
     finally:
         scratch().cleanup()
@@ -128,7 +124,4 @@ def _announcement(points: list[Point]) -> str:
 
 
 if __name__ == "__main__":
-    code = main()
-    # All is written and said: Ctrl-C while Python puts itself away would only leave a traceback.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.exit(code)
+    leave(main())

@@ -28,6 +28,7 @@ from tilepipe.launch.console import Lines
 from tilepipe.results.files import StoreError, write_bytes
 from tilepipe.results.pointfile import to_json
 from tilepipe.results.reading import read_results
+from tilepipe.stopping import leave
 
 __all__ = ["main"]
 
@@ -166,4 +167,4 @@ def _complain(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -18,6 +18,7 @@ from tilepipe.report.points import find_points
 from tilepipe.results.check import POINT_FILES
 from tilepipe.results.folders import folder_fault
 from tilepipe.results.store import REPORT_FOLDER
+from tilepipe.stopping import leave
 
 __all__ = ["main"]
 
@@ -89,4 +90,4 @@ def _tell(sentence: str, *, error: bool = False) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
