@@ -15,7 +15,6 @@ K rounds, rows that stay spread over all of them, so that each rank hears about 
 
 import argparse
 import csv
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +32,7 @@ from torch.distributed import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from benchmarks.beside_limit import BACKENDS
+from benchmarks.program import need_gpus, num_started, run
 from tilepipe.baselines.collective import Collective, joined
 from tilepipe.config.choices import Copy, Order
 from tilepipe.config.register import CONF_DIR, register
@@ -109,9 +109,11 @@ def main() -> int:
     parser.add_argument("--total-s", type=float, default=60.0)
     parser.add_argument("--iters", type=int, default=15)
     chosen = parser.parse_args()
+    num_ranks = num_started()
+    need_gpus(num_ranks)
     chosen.folder.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
-    config = config_of(int(os.environ["WORLD_SIZE"]))
+    config = config_of(num_ranks)
     with Links(config, chosen.folder, chosen.iters) as links:
         for block in BLOCKS:
             early = time.monotonic() - begin < chosen.total_s
@@ -343,4 +345,4 @@ class Links:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)
