@@ -109,7 +109,7 @@ def test_hardware_that_is_typed_is_not_said_to_be_missing(command, capsys):
     on_gpus = capsys.readouterr().out
 
     assert "; composed for the host executor: workload tiny" in on_host
-    assert "1 point of dispatch for hardware=h200_x8\n" in on_gpus
+    assert "1 point of typed_dispatch for hardware=h200_x8\n" in on_gpus
 
 
 @pytest.mark.parametrize(
