@@ -5,16 +5,13 @@ not recognise becomes the message's first lines in one.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from enum import Enum
-from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
-from tilepipe.config import schemas
-from tilepipe.config.placements import PLACEMENTS
-from tilepipe.config.routings import ROUTINGS
+from tilepipe.config.keys import GROUPS, in_words
 
 __all__ = ["mistyped"]
 
@@ -23,7 +20,9 @@ _ASIDE = re.compile(
     r"\s*(full_key: |object_type=|reference_type=|See https?:|Set the environment variable|"
     r"To append to your config use|Config search path:|provider=|\^\s*$)"
 )
-_IN_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
+_SCHEMAS = [schema for by_option in GROUPS.values() for schema in by_option.values()]
 
 
 def mistyped(message: str, words: Sequence[str], *, root: type) -> str:
@@ -58,7 +57,7 @@ def _wrong_value(message: str, words: Sequence[str], root: type) -> str | None:
     ends = "[]" if get_origin(hint) is list else ("", "")
     near = _nearest(value.strip("[]"), _members(hint), f"{key}={ends[0]}", ends[1])
     place = f"{file}.yaml: " if file else ""
-    return f"{place}{key}={value}: must be {_allowed(hint)}{near}"
+    return f"{place}{key}={value}: must be {in_words(hint)}{near}"
 
 
 def _unknown_key(message: str, words: Sequence[str], root: type) -> str | None:
@@ -129,30 +128,10 @@ def _in_one_line(told: str) -> str:
 def _schema_of(message: str, key: str, root: type) -> Any:
     """The dataclass that Hydra compared with: by its name, for a list by the key's group."""
     names = re.findall(r"object_type=(\w+)", message)
-    known = {schema.__name__: schema for schema in (root, *_schemas())}
+    known = {schema.__name__: schema for schema in (root, *_SCHEMAS)}
     if names and names[-1] in known:
         return known[names[-1]]
-    group = key.partition(".")[0]
-    return {"measure": schemas.Measure, "workload": schemas.Workload}.get(group)
-
-
-def _schemas() -> Iterator[type]:
-    yield from (schemas.Hardware, schemas.Workload, schemas.Measure, schemas.Launch)
-    for table in (schemas.KERNELS, ROUTINGS, PLACEMENTS):
-        yield from table.values()
-
-
-def _allowed(hint: Any) -> str:
-    """What a field takes, in words."""
-    if get_origin(hint) in (Union, UnionType):
-        parts = [_allowed(part) for part in get_args(hint) if part is not type(None)]
-        return " or ".join([*parts, "null"] if type(None) in get_args(hint) else parts)
-    if get_origin(hint) is list:
-        (part,) = get_args(hint)
-        return f"a list in brackets, each {_allowed(part)}"
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return f"one of {', '.join(hint.__members__)}"
-    return _IN_WORDS.get(hint, "another value")
+    return GROUPS.get(key.partition(".")[0], {}).get("")
 
 
 def _members(hint: Any) -> list[str]:
