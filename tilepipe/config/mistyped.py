@@ -100,8 +100,8 @@ def _unreadable(told: str) -> str | None:
     if word is None:
         return None
     return (
-        f"{word}: not understood; type key=value, a comma list for a sweep, and quote for the "
-        "shell, and once more for Hydra, a value with blanks, commas, brackets or quotes"
+        f"{word}: not understood; type key=value, or key=a,b for a sweep; quote twice, as in "
+        "\"key='value'\", a value with blanks, commas, brackets, quotes or letters beyond a-z"
     )
 
 
