@@ -79,10 +79,12 @@ def out_of_the_terminals_reach() -> Iterator[None]:
     """
     from multiprocessing import resource_tracker  # rarely needed, and never by a program's start
 
-    # Running already: its start ends with both signals unblocked.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    typed = {signal.SIGINT, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, typed)
     try:
+        # Running already when others start: its own start ends with SIGINT unblocked.
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, typed)
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
