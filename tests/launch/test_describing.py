@@ -1,6 +1,7 @@
 """What ranks would refuse is refused before they start, in one sentence that names the way out."""
 
 import re
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ def no_ranks(monkeypatch):
 @pytest.fixture(scope="module")
 def fault():
     """Asks one process about every point of this file."""
-    with Describing(Stopping()) as asked:
+    with closing(Describing(Stopping())) as asked:
         yield asked.fault
 
 
@@ -109,7 +110,7 @@ def test_a_routing_that_memory_does_not_hold_is_a_row_of_status_oom(point, monke
 
     words = (*TINY, "kernel.capacity_factor=9", "workload.num_tokens=9")
 
-    with Describing(Stopping()) as one:
+    with closing(Describing(Stopping())) as one:
         status, sentence = one.fault(point(*words))
 
     assert status is Status.oom
@@ -121,7 +122,7 @@ def test_points_that_differ_in_how_they_are_timed_are_asked_about_once(point, mo
     monkeypatch.setattr(Describing, "_ask", lambda self, container: asked.append(1) or 5)
     words = (*TINY, "kernel.capacity_factor=9")
 
-    with Describing(Stopping()) as one:
+    with closing(Describing(Stopping())) as one:
         sizes = [one.num_bytes(point(*words, f"measure.num_iters={n}")) for n in (3, 4)]
 
     assert (sizes, asked) == ([5, 5], [1])

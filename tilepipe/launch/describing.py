@@ -10,8 +10,7 @@ import os
 import signal
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from tilepipe.config.choices import Law, PlacementRule, Planner
 from tilepipe.config.limits import MAX_PLANNED_EXPERTS
@@ -27,24 +26,13 @@ _PARTS = ("operation", "hardware", "kernel", "workload", "routing", "placement",
 
 
 class Describing:
-    """Describes points until the block ends; `with` only."""
+    """Describes points until it is closed."""
 
     def __init__(self, stopping: Stopping) -> None:
         self._stopping = stopping
         self._found: dict[str, int | Exception] = {}
         self._process: Any = None
         self._connection: Connection | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._end()
 
     def num_bytes(self, point: Point) -> int:
         """Bytes of symmetric memory that each rank would reserve; points alike are asked once.
@@ -83,7 +71,7 @@ class Describing:
                 self._stopping.check()
             answer: int | Exception = connection.recv()
         except (EOFError, ConnectionError):
-            self._end()  # it was killed; the next point gets another
+            self.close()  # it was killed; the next point gets another
             answer = MemoryError()
         if isinstance(answer, MemoryError):
             workload = container["workload"]
@@ -105,7 +93,7 @@ class Describing:
         theirs.close()  # so that its end is seen here
         return self._connection
 
-    def _end(self) -> None:
+    def close(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.join()

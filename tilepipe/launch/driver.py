@@ -78,7 +78,7 @@ def run_points(
     stopping = Stopping()
     with stopping.listening():
         try:
-            with Describing(stopping) as describing:
+            with contextlib.closing(Describing(stopping)) as describing:
                 return _run_points(points, results_dir, announcement, entry, stopping, describing)
         except Interrupted as error:
             Screen(0).say_error(f"stopped by {error}: nothing was run")
