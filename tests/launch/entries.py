@@ -169,3 +169,7 @@ def interrupts_itself(job: Job) -> Records:
         return (_record(rank),)
 
     return at_job_boundary(job, body)
+
+
+def raises_a_key_error(container):
+    raise KeyError("a fault")

@@ -9,7 +9,7 @@ import pytest
 from tests.launch import entries
 from tilepipe.config.limits import MAX_PLANNED_EXPERTS
 from tilepipe.launch import describing, driver
-from tilepipe.launch.describing import Describing
+from tilepipe.launch.describing import Describing, Undescribed
 from tilepipe.launch.driver import run_points
 from tilepipe.records import Status
 from tilepipe.stopping import Stopping
@@ -126,3 +126,13 @@ def test_points_that_differ_in_how_they_are_timed_are_asked_about_once(point, mo
         sizes = [one.num_bytes(point(*words, f"measure.num_iters={n}")) for n in (3, 4)]
 
     assert (sizes, asked) == ([5, 5], [1])
+
+
+def test_what_is_no_fault_of_the_user_is_left_to_the_ranks_and_their_logs(point, monkeypatch):
+    monkeypatch.setattr(describing, "describe", entries.raises_a_key_error)
+    words = (*TINY, "kernel.capacity_factor=9")
+
+    with closing(Describing(Stopping())) as one:
+        assert one.fault(point(*words)) is None
+        with pytest.raises(Undescribed, match="ended with code 1: a fault of ours"):
+            one.num_bytes(point(*words))

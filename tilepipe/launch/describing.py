@@ -18,11 +18,15 @@ from tilepipe.launch.worker import describe, end_with
 from tilepipe.records import Point, Status
 from tilepipe.stopping import Stopping, out_of_the_terminals_reach
 
-__all__ = ["Describing"]
+__all__ = ["Describing", "Undescribed"]
 
 _LOOK_S = 0.1
 # Parts of a configuration that say what is drawn, planned and reserved.
 _PARTS = ("operation", "hardware", "kernel", "workload", "routing", "placement", "launch")
+
+
+class Undescribed(Exception):
+    """A point that could not be described, for no reason that a user could mend."""
 
 
 class Describing:
@@ -38,7 +42,7 @@ class Describing:
         """Bytes of symmetric memory that each rank would reserve; points alike are asked once.
 
         Raises ValueError or OSError as the ranks would, MemoryError where the routing does not fit,
-        Interrupted where this process is asked to end.
+        Undescribed where something else went wrong, Interrupted where this process is asked to end.
         """
         key = json.dumps([point.config.get(part) for part in _PARTS], sort_keys=True)
         if key not in self._found:
@@ -61,6 +65,8 @@ class Describing:
             return Status.refused, str(error)
         except MemoryError as error:
             return Status.oom, str(error)
+        except Undescribed:
+            return None  # ranks meet it too, and leave their logs
         return None
 
     def _ask(self, container: dict[str, Any]) -> int | Exception:
@@ -71,8 +77,14 @@ class Describing:
                 self._stopping.check()
             answer: int | Exception = connection.recv()
         except (EOFError, ConnectionError):
-            self.close()  # it was killed; the next point gets another
+            self._process.join()
+            code = self._process.exitcode
+            self.close()  # the next point gets another
             answer = MemoryError()
+            if code != -signal.SIGKILL:
+                answer = Undescribed(
+                    f"describing the point ended with code {code}: a fault of ours"
+                )
         if isinstance(answer, MemoryError):
             workload = container["workload"]
             tokens, experts = workload["num_tokens"], workload["num_experts"]

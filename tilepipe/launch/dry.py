@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tilepipe.config.choices import Resume
-from tilepipe.launch.describing import Describing
+from tilepipe.launch.describing import Describing, Undescribed
 from tilepipe.launch.preflight import missing_hardware, refusal
 from tilepipe.launch.reuse import reusable
 from tilepipe.launch.table import told
@@ -36,7 +36,7 @@ def dry_table(
         if not fault:
             try:
                 size = f"{describing.num_bytes(point) / 2**20:.1f}"
-            except (ValueError, OSError, MemoryError) as error:
+            except (ValueError, OSError, MemoryError, Undescribed) as error:
                 fault = str(error)
         happens = fault or _happens(point, results_dir, resume)
         wrong += [fault] if fault else []
