@@ -21,6 +21,11 @@ PROGRAMS = {
 LIMIT_S = 20.0
 
 
+def listen():
+    """What runs in the background ignores SIGINT, and so would all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def start(words, cwd):
     """The program in a process group of its own, once it hears signals."""
     program = subprocess.Popen(
@@ -30,6 +35,7 @@ def start(words, cwd):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=listen,
     )
     while not hears(program.pid, signal.SIGTERM):
         assert program.poll() is None, program.stderr.read()
@@ -96,6 +102,7 @@ def test_a_burst_at_the_start_leaves_no_scratch_folder(tmp_path):
         env=environment,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=listen,
     )
 
     while not list(scratch.iterdir()):
