@@ -13,10 +13,11 @@ kind: SIMT loops against `copy`, bulk copies (`_tma`) against `copy_bulk`.
 import argparse
 import csv
 import ctypes
+import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -28,6 +29,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from benchmarks.program import NotHere, need_gpus, run
 from tilepipe.config.choices import Copy, Granularity
 from tilepipe.config.register import CONF_DIR, register
 from tilepipe.config.schemas import Config, config_from_dict
@@ -59,24 +61,38 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--iters", type=int, default=NUM_ITERS)
     chosen = parser.parse_args()
-    library = build_copies()
-    rows = []
-    with Bench(library, "dispatch") as bench:
-        rows += bench.beside_copy(chosen.iters)
-    with Bench(library, "combine") as bench:
-        rows += bench.beside_copy(chosen.iters)
-        rows += bench.reduction(chosen.iters)
-    rows += _granularity(library, chosen.iters)
-    with chosen.out.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    sys.stdout.writelines(" ".join(map(str, row.values())) + "\n" for row in rows)
+    need_gpus()
+    write_as_measured(chosen.out, _measured(build_copies(), chosen.iters))
     return 0
 
 
+def write_as_measured(out: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Each row in the file and on the screen as soon as it is known."""
+    with out.open("w", newline="", encoding="utf-8") as file:
+        writer = None
+        for row in rows:
+            if writer is None:
+                writer = csv.DictWriter(file, fieldnames=list(row), lineterminator="\n")
+                writer.writeheader()
+            writer.writerow(row)
+            file.flush()
+            sys.stdout.write(" ".join(map(str, row.values())) + "\n")
+            sys.stdout.flush()
+
+
+def _measured(library: ctypes.CDLL, num_iters: int) -> Iterator[dict[str, object]]:
+    with Bench(library, "dispatch") as bench:
+        yield from bench.beside_copy(num_iters)
+    with Bench(library, "combine") as bench:
+        yield from bench.beside_copy(num_iters)
+        yield from bench.reduction(num_iters)
+    yield from _granularity(library, num_iters)
+
+
 def build_copies() -> ctypes.CDLL:
-    """The plain copies of copy_limit.cu, compiled by nvcc."""
+    """The plain copies of copy_limit.cu, compiled by nvcc; NotHere where there is none."""
+    if shutil.which("nvcc") is None:
+        raise NotHere("nvcc was not found; put the CUDA toolkit's bin folder on PATH")
     source = Path(__file__).with_name("copy_limit.cu")
     words = ["nvcc", "-std=c++17", "-O3", "-arch=sm_90", "-shared", "-Xcompiler", "-fPIC"]
     with tempfile.TemporaryDirectory(prefix="tilepipe-copy-") as folder:
@@ -181,8 +197,7 @@ class Bench:
 
         return run
 
-    def beside_copy(self, num_iters: int) -> list[dict[str, object]]:
-        rows = []
+    def beside_copy(self, num_iters: int) -> Iterator[dict[str, object]]:
         for num_ctas in CTAS:
             simt, tma = (self.launcher(num_ctas, copy=copy) for copy in (Copy.simt, Copy.tma))
             contenders = {
@@ -191,8 +206,7 @@ class Bench:
                 self.work: partial(simt.launch, self.work),
                 f"{self.work}_tma": partial(tma.launch, self.work),
             }
-            rows += self.rows(contenders, num_iters, num_ctas, self.num_rows * self.row_bytes)
-        return rows
+            yield from self.rows(contenders, num_iters, num_ctas, self.num_rows * self.row_bytes)
 
     def reduction(self, num_iters: int) -> list[dict[str, object]]:
         """The reduction of rows that are home, beside a memcpy of as many bytes."""
@@ -287,9 +301,8 @@ class Bench:
         return rows
 
 
-def _granularity(library: ctypes.CDLL, num_iters: int) -> list[dict[str, object]]:
+def _granularity(library: ctypes.CDLL, num_iters: int) -> Iterator[dict[str, object]]:
     """A flag per row against a counter per tile, by rows whose flags share a fence."""
-    rows: list[dict[str, object]] = []
     for granularity in Granularity:
         with Bench(library, "dispatch", f"kernel.granularity={granularity.name}") as bench:
             for num_ctas in (8, 16, 36):
@@ -299,15 +312,14 @@ def _granularity(library: ctypes.CDLL, num_iters: int) -> list[dict[str, object]
                 for batch in BATCHES:
                     launcher = bench.launcher(num_ctas, flag_batch=batch)
                     works[f"dispatch {batch}"] = partial(launcher.launch, "dispatch")
-                rows += bench.rows(
+                yield from bench.rows(
                     works,
                     num_iters,
                     num_ctas,
                     bench.num_rows * bench.row_bytes,
                     granularity=granularity.name,
                 )
-    return rows
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

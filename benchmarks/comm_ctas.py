@@ -7,14 +7,14 @@ them, 32 experts; cluster is how many M tiles a cluster of CTAs has. A process a
 line for each count, also for those that cannot be resident, with the sentence by which they are
 refused. Counts of a job run interleaved, roles switch; each is compared with the FP32 oracle on
 poisoned memory before it is timed. `over_line` is the time over the line through both neighbours.
+However it ends (SIGINT, SIGTERM, --total-s), OUT holds what was compared and timed until then.
 """
 
 import argparse
 import csv
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +25,7 @@ import torch
 
 from benchmarks.beside_limit import config_of
 from benchmarks.neighbours import over_line
+from benchmarks.program import EXIT_LATE, job_code, need_gpus, run
 from tilepipe.config.choices import Operation, Roles
 from tilepipe.experiments.cuda.layer import layers_of
 from tilepipe.experiments.cuda.oracle import poison
@@ -49,6 +50,7 @@ COLUMNS = (
 )
 _TOKENS = 4096  # of all ranks
 _LAUNCH = 1
+_NUM_WARMUPS = 2
 
 
 def main() -> int:
@@ -63,33 +65,34 @@ def main() -> int:
     if chosen.inside:
         (job,) = chosen.job
         with codes_kept(default_folder()):
-            write(chosen.out, run_job(job, chosen.iters, chosen.ctas))
+            run_job(job, chosen.out, chosen.iters, chosen.ctas)
         return 0
+    need_gpus()
+    parts = {job: chosen.out.with_suffix(f".{job}.csv") for job in chosen.job or JOBS}
+    for part in parts.values():
+        part.unlink(missing_ok=True)  # of an earlier run
+    try:
+        return int(run_jobs(parts, chosen))
+    finally:
+        lines = [line for part in parts.values() if part.is_file() for line in read(part)]
+        write(chosen.out, lines)
+
+
+def run_jobs(parts: Mapping[str, Path], chosen: argparse.Namespace) -> bool:
+    """Each job in a process of its own; whether one failed, or found no time."""
     begin, failed = time.monotonic(), False
     asked = ",".join(str(count) for count in chosen.ctas)
-    for job in chosen.job or JOBS:
+    for job, part in parts.items():
         left = chosen.total_s - (time.monotonic() - begin)
-        part = chosen.out.with_suffix(f".{job}.csv")
         words = [sys.executable, "-m", "benchmarks.comm_ctas", str(part), "--job", job, "--inside"]
-        code = 124
+        words += ["--iters", str(chosen.iters), "--ctas", asked]
+        code = EXIT_LATE
         if left > 0:
-            with part.with_suffix(".stderr").open("w", encoding="utf-8") as errors:
-                try:
-                    code = subprocess.run(
-                        [*words, "--iters", str(chosen.iters), "--ctas", asked],
-                        stderr=errors,
-                        check=False,
-                        timeout=left,
-                    ).returncode
-                except subprocess.TimeoutExpired:
-                    code = 124
+            code = job_code(words, errors=part.with_suffix(".stderr"), limit_s=left)
         failed |= code != 0
         sys.stdout.write(f"{job}: ended with {code} after {time.monotonic() - begin:.0f} s\n")
         sys.stdout.flush()
-    parts = [chosen.out.with_suffix(f".{job}.csv") for job in chosen.job or JOBS]
-    lines = [line for part in parts if part.is_file() for line in read(part)]
-    write(chosen.out, lines)
-    return int(failed)
+    return failed
 
 
 def read(path: Path) -> list[list[str]]:
@@ -108,29 +111,51 @@ def counts_of(typed: str) -> tuple[int, ...]:
     return tuple(sorted({int(count) for count in typed.split(",")}))
 
 
-def run_job(job: str, num_iters: int, ctas: Iterable[int]) -> list[list[str]]:
-    """Compare and time every count of a job; lines of the table."""
+def run_job(job: str, out: Path, num_iters: int, ctas: Iterable[int]) -> None:
+    """Compare and time every count of a job; its lines are written whatever ends it."""
     name, ranks, cluster = job.split("-")
-    with ExitStack() as stack:
-        bench = Bench(stack, Operation[name], num_ranks=int(ranks), cluster_m=int(cluster))
-        counts = [count for count in ctas if count <= bench.num_sms]
-        verdicts = {count: bench.prepare(count) for count in counts}
-        timed = {str(count): count for count, verdict in verdicts.items() if verdict == "ok"}
-        samples = run_interleaved(
-            {key: partial(bench.timed, count) for key, count in timed.items()},
-            num_warmups=2,
-            num_iters=num_iters,
-            barrier=lambda: None,
-        )
+    verdicts: dict[int, str] = {}
+    taken: dict[int, list[int]] = {}  # nanoseconds of each count, without warm-ups
+    head = [name, ranks, cluster]
+    try:
+        with ExitStack() as stack:
+            bench = Bench(stack, Operation[name], num_ranks=int(ranks), cluster_m=int(cluster))
+            head += [bench.session.config.kernel.copy.name, Roles.switch.name]
+            for count in ctas:
+                if count <= bench.num_sms:
+                    verdicts[count] = bench.prepare(count)
+            taken |= {count: [] for count, verdict in verdicts.items() if verdict == "ok"}
+            run_interleaved(
+                {str(count): partial(_keep, bench, count, taken) for count in taken},
+                num_warmups=_NUM_WARMUPS,
+                num_iters=num_iters,
+                barrier=lambda: None,
+            )
+    finally:
+        lines = lines_of(head, verdicts, taken)
+        write(out, lines)
+        sys.stdout.writelines(" ".join(line) + "\n" for line in lines)
+        sys.stdout.flush()
+
+
+def _keep(
+    bench: "Bench", count: int, taken: dict[int, list[int]], number: int
+) -> dict[str, tuple[int, int]]:
+    """One launch of a count, its time kept as soon as it is known."""
+    windows = bench.timed(count, number)
+    if number >= _NUM_WARMUPS * len(taken):
+        taken[count].append(windows["stage"][1])
+    return windows
+
+
+def lines_of(
+    head: list[str], verdicts: Mapping[int, str], taken: Mapping[int, list[int]]
+) -> list[list[str]]:
+    """Lines of the table, of what was compared and timed so far."""
     found = {
-        count: median_interval(
-            np.array([s.duration_ns for s in samples if s.contender == key], np.int64)
-        )
-        for key, count in timed.items()
+        count: median_interval(np.array(times, np.int64)) for count, times in taken.items() if times
     }
     above = over_line({count: middle.value for count, middle in found.items()})
-    kernel = bench.session.config.kernel
-    head = [name, ranks, cluster, kernel.copy.name, Roles.switch.name]
     lines = []
     for count, verdict in verdicts.items():
         middle = found.get(count)
@@ -139,8 +164,6 @@ def run_job(job: str, num_iters: int, ctas: Iterable[int]) -> list[list[str]]:
             times = [f"{ns / 1e3:.1f}" for ns in (middle.value, middle.low, middle.high)]
         ratio = f"{above[count]:.4f}" if count in above else ""
         lines.append([*head, str(count), *times, ratio, verdict])
-        sys.stdout.write(" ".join(lines[-1]) + "\n")
-    sys.stdout.flush()
     return lines
 
 
@@ -285,4 +308,4 @@ class Bench:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -7,13 +7,14 @@ copy_limit.cu. Bytes in flight are what a CTA has asked for and not yet been giv
 does not fit an SM, or would spill registers, is left out, and the reason printed.
 """
 
-import csv
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from benchmarks.beside_limit import Bench, build_copies
+from benchmarks.beside_limit import Bench, build_copies, write_as_measured
+from benchmarks.program import need_gpus, run
 from tilepipe.config.choices import Copy
 from tilepipe.config.limits import piece_bytes
 from tilepipe.kernels.launcher import Launcher
@@ -108,19 +109,11 @@ def main() -> int:
     if len(sys.argv) != 2:
         sys.stderr.write("usage: python -m benchmarks.depths OUT.csv\n")
         return 2
-    with (
-        Bench(build_copies(), "dispatch") as bench,
-        open(sys.argv[1], "w", newline="", encoding="utf-8") as file,
-    ):
-        writer = None
-        for row in measured(bench):
-            writer = writer or csv.DictWriter(file, list(row), lineterminator="\n")
-            if file.tell() == 0:
-                writer.writeheader()
-            writer.writerow(row)
-            file.flush()
+    need_gpus()
+    with Bench(build_copies(), "dispatch") as bench:
+        write_as_measured(Path(sys.argv[1]), measured(bench))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -17,7 +17,6 @@ that won, where `quack_h200.json` knows none; jobs for which no time is left are
 import argparse
 import csv
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.program import EXIT_LATE, job_code, need_gpus, run
 from tilepipe.config.choices import Granularity, Layout, StoreMode
 from tilepipe.kernels.gemm.choices import Clip, Consumers
 from tilepipe.kernels.gemm.defaults import default_tuning
@@ -115,13 +115,16 @@ def main() -> int:
         unknown = set(getattr(chosen, option).split(",")) - set(known)
         if unknown:
             parser.error(f"--{option}={','.join(sorted(unknown))}: choose of {', '.join(known)}")
+    need_gpus()
     chosen.folder.mkdir(parents=True, exist_ok=True)
     _write_header(_results(chosen))
     end = time.monotonic() + chosen.total_s
     skipped: list[str] = []
-    for name in chosen.jobs.split(","):
-        _run_job(name, chosen, skipped, end)
-    sys.stdout.writelines(_table(_results(chosen)))
+    try:
+        for name in chosen.jobs.split(","):
+            _run_job(name, chosen, skipped, end)
+    finally:
+        sys.stdout.writelines(_table(_results(chosen)))
     return 0
 
 
@@ -148,14 +151,14 @@ def _run_job(name: str, chosen: argparse.Namespace, skipped: list[str], end: flo
         words += ["--child", name, "--tunings", chosen.tunings]
         words += ["--pairs", str(chosen.pairs), "--skip", ",".join(skipped)]
         errors = Path(chosen.folder, f"{name}.stderr")
-        with errors.open("w", encoding="utf-8") as file:
-            try:
-                code = subprocess.run(words, timeout=left, check=False, stderr=file).returncode
-                why = f"its process ended with {code}"
-            except subprocess.TimeoutExpired:
-                code, why = 1, f"its process did not end within {left:.0f} s"
-        last = progress.read_text(encoding="utf-8")
-        progress.unlink()
+        try:
+            code = job_code(words, errors=errors, limit_s=left)
+            last = progress.read_text(encoding="utf-8")
+        finally:
+            progress.unlink()
+        why = f"its process ended with {code}"
+        if code == EXIT_LATE:
+            why = f"its process did not end within {left:.0f} s"
         if code == 0:
             errors.unlink()
             return
@@ -403,4 +406,4 @@ class _Run:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

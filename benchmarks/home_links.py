@@ -13,7 +13,6 @@ least that any split lets GEMM and pushes take side by side.
 
 import argparse
 import csv
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -26,6 +25,7 @@ import torch
 
 from benchmarks.home_ways import Way, WaysBench
 from benchmarks.overlap_times import COLUMNS, KNOBS, Contender, row_of
+from benchmarks.program import need_gpus, num_started, run
 from benchmarks.ranks import group_config, slowest_times
 from tilepipe.config.choices import Copy, Push, Roles, Walk
 from tilepipe.fabric.table import Slot
@@ -46,10 +46,12 @@ def main() -> int:
     parser.add_argument("words", nargs="*")
     parser.add_argument("--iters", type=int, default=16)
     chosen = parser.parse_args()
+    num_ranks = num_started()
+    need_gpus(num_ranks)
     chosen.folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         stack.enter_context(codes_kept(chosen.folder / "codes"))
-        bench = LinkedBench(stack, chosen.folder, *chosen.words)
+        bench = LinkedBench(stack, chosen.folder, num_ranks, *chosen.words)
         bench.run(chosen.iters)
     return 0
 
@@ -59,10 +61,10 @@ class LinkedBench(WaysBench):
 
     watchdog_s = 5.0  # a rank may load its code later than another
 
-    def __init__(self, stack: ExitStack, folder: Path, *words: str) -> None:
+    def __init__(self, stack: ExitStack, folder: Path, num_ranks: int, *words: str) -> None:
         # Room for the most counters that a way has.
         own = ("kernel=gemm_combine", "workload.num_tokens=4096", "kernel.num_chunks=14")
-        super().__init__(stack, group_config(int(os.environ["WORLD_SIZE"]), *own, *words))
+        super().__init__(stack, group_config(num_ranks, *own, *words))
         self.folder = folder
         self.knobs = replace(KNOBS[Copy.simt], num_ctas=8)
         self.plain = self.group_by(self.knobs, Walk.expert, 4)
@@ -188,4 +190,4 @@ def _median(times: Sequence[int]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -9,7 +9,6 @@ after it is timed, contenders of a line interleaved.
 
 import argparse
 import csv
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ import torch
 
 from benchmarks.beside_limit import config_of
 from benchmarks.overlap_times import COLUMNS, KNOBS, Contender, row_of
+from benchmarks.program import job_code, need_gpus, run
 from tilepipe.config.choices import Copy, Roles
 from tilepipe.config.schemas import Config
 from tilepipe.experiments.cuda.layer import layers_of
@@ -56,6 +56,7 @@ def main() -> int:
     parser.add_argument("--total-s", type=float, default=150.0)
     parser.add_argument("--iters", type=int, default=12)
     chosen = parser.parse_args()
+    need_gpus()
     chosen.folder.mkdir(parents=True, exist_ok=True)
     if chosen.job:
         run_job(chosen.job, chosen.folder, chosen.iters)
@@ -65,12 +66,8 @@ def main() -> int:
         left = chosen.total_s - (time.monotonic() - begin)
         words = [sys.executable, "-m", "benchmarks.home_times", str(chosen.folder)]
         words += ["--job", job, "--iters", str(chosen.iters)]
-        with (chosen.folder / f"{job}.stderr").open("w", encoding="utf-8") as errors:
-            try:
-                limit = max(min(left, JOB_LIMIT_S), 1)
-                code = subprocess.run(words, stderr=errors, check=False, timeout=limit).returncode
-            except subprocess.TimeoutExpired:
-                code = 124
+        limit = max(min(left, JOB_LIMIT_S), 1)
+        code = job_code(words, errors=chosen.folder / f"{job}.stderr", limit_s=limit)
         failed |= code != 0
         sys.stdout.write(f"{job}: ended with {code} after {time.monotonic() - begin:.0f} s\n")
         sys.stdout.flush()
@@ -231,4 +228,4 @@ class HomeBench:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -20,6 +20,7 @@ import torch
 
 from benchmarks.home_times import HomeBench, home_config
 from benchmarks.overlap_times import COLUMNS, KNOBS, Contender, row_of
+from benchmarks.program import need_gpus, run
 from tilepipe.config.choices import Copy, Push, Roles, Walk
 from tilepipe.config.schemas import Config
 from tilepipe.fabric.table import Slot, Word
@@ -159,6 +160,7 @@ def main() -> int:
     parser.add_argument("--iters", type=int, default=16)
     parser.add_argument("--ctas", type=int, nargs="*", default=CTAS)
     chosen = parser.parse_args()
+    need_gpus()
     chosen.folder.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
     with ExitStack() as stack, (chosen.folder / "home_ways.csv").open("w", newline="") as file:
@@ -172,12 +174,12 @@ def main() -> int:
             for row in bench.line(num_ctas, chosen.iters):
                 line = ["home_ways", num_ctas, *row]
                 writer.writerow(line)
+                file.flush()
                 sys.stdout.write(" ".join(map(str, line)) + "\n")
-            file.flush()
-            sys.stdout.flush()
+                sys.stdout.flush()
     torch.cuda.synchronize()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -20,7 +20,6 @@ memory; `copy_engines_again` copies over a fourth of the memory four times.
 """
 
 import argparse
-import os
 import re
 import sys
 import time
@@ -38,6 +37,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from benchmarks.beside_limit import BACKENDS
 from benchmarks.link_counters import read_links
+from benchmarks.program import need_gpus, num_started, run
 from benchmarks.ranks import append_lines, group_config, slowest_times
 from tilepipe.baselines.collective import Collective, joined
 from tilepipe.config.choices import Copy, Order
@@ -135,11 +135,13 @@ def main() -> int:
     parser.add_argument("--iters", type=int, default=15)
     parser.add_argument("--only", default="", help="a pattern: of these blocks, label_tokens")
     chosen = parser.parse_args()
+    num_ranks = num_started()
+    need_gpus(num_ranks)
     chosen.folder.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
     # The point whose memory holds every block.
     words = ("kernel=dispatch", f"workload.num_tokens={MOST_TOKENS}")
-    config = group_config(int(os.environ["WORLD_SIZE"]), *words)
+    config = group_config(num_ranks, *words)
     codes = codes_kept(chosen.folder / "codes")
     with codes, Links(config, chosen.folder, chosen.iters) as links:
         for block in BLOCKS:
@@ -391,4 +393,4 @@ class Links:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.program import run
 from tilepipe.records import Status
 from tilepipe.report.points import SETTINGS, find_points
 from tilepipe.results.accounting import MAIN
@@ -96,4 +97,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

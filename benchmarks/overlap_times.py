@@ -11,7 +11,6 @@ Contenders of a line have run interleaved; ratios are medians of pairs with a 95
 
 import argparse
 import csv
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ import numpy as np
 import torch
 
 from benchmarks.beside_limit import BACKENDS, config_of
+from benchmarks.program import job_code, need_gpus, run
 from tilepipe.config.choices import Copy, Roles
 from tilepipe.experiments.cuda.layer import expert_weights
 from tilepipe.experiments.cuda.oracle import poison
@@ -86,6 +86,7 @@ def main() -> int:
     parser.add_argument("--total-s", type=float, default=240.0)
     parser.add_argument("--iters", type=int, default=12)
     chosen = parser.parse_args()
+    need_gpus()
     chosen.folder.mkdir(parents=True, exist_ok=True)
     if chosen.job:
         run_job(chosen.job, chosen.folder, chosen.iters)
@@ -99,13 +100,8 @@ def main() -> int:
             continue
         words = [sys.executable, "-m", "benchmarks.overlap_times", str(chosen.folder)]
         words += ["--job", job, "--iters", str(chosen.iters)]
-        with (chosen.folder / f"{job}.stderr").open("w", encoding="utf-8") as errors:
-            try:
-                code = subprocess.run(
-                    words, stderr=errors, check=False, timeout=min(left, JOB_LIMIT_S)
-                ).returncode
-            except subprocess.TimeoutExpired:
-                code = 124
+        limit = min(left, JOB_LIMIT_S)
+        code = job_code(words, errors=chosen.folder / f"{job}.stderr", limit_s=limit)
         failed |= code != 0
         sys.stdout.write(f"{job}: ended with {code} after {time.monotonic() - begin:.0f} s\n")
         sys.stdout.flush()
@@ -270,4 +266,4 @@ class Bench:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

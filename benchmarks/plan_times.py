@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.program import need_gpus, run
 from tilepipe.config.choices import Granularity, HomeGranularity, Order
 from tilepipe.fabric.table import Slot, Stamp
 from tilepipe.kernels.group import DeviceGroup
@@ -122,15 +123,17 @@ def rows() -> Iterator[dict[str, Any]]:
         torch.cuda.empty_cache()
 
 
-def main() -> None:
+def main() -> int:
     """Write the table to the file that is named, or to standard output."""
+    need_gpus()
     with open(sys.argv[1], "w", newline="") if len(sys.argv) > 1 else sys.stdout as out:
         table = csv.DictWriter(out, COLUMNS)
         table.writeheader()
         for row in rows():
             table.writerow(row)
             out.flush()
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -11,6 +11,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from benchmarks.program import run
+
 
 def main() -> int:
     folders = [Path(word) for word in sys.argv[1:]]
@@ -36,4 +38,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -20,6 +20,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from benchmarks.program import need_gpus, run
+
 _DISPATCH = "kernel=dispatch_gemm kernel.num_comm_ctas=12"
 _COMBINE = "kernel=gemm_combine kernel.num_comm_ctas=24 kernel.push=ctas kernel.walk=expert"
 JOBS = {
@@ -210,13 +212,17 @@ def _run_all(names: list[str], folder: Path, limit_s: float, lock: Path) -> list
         running[name] = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT)
     ends = time.monotonic() + limit_s
     failed = []
-    for name, process in running.items():
-        try:
-            code = process.wait(max(0.0, ends - time.monotonic()))
-        except subprocess.TimeoutExpired:
+    try:
+        for name, process in running.items():
+            try:
+                code = process.wait(max(0.0, ends - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                code = 1
+            failed += [name] * bool(code)
+    finally:
+        for process in running.values():
             process.kill()
-            code = 1
-        failed += [name] * bool(code)
+            process.wait()
     return failed
 
 
@@ -228,20 +234,28 @@ def main() -> int | str:
     parser.add_argument("--lock", type=Path, help="the file that launches take turns by")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     typed = parser.parse_args()
+    need_gpus()
     typed.folder.mkdir(parents=True, exist_ok=True)
     lock = typed.lock or typed.folder / "lock"
     if typed.job:
         run_job(typed.job, typed.folder, lock)
         return 0
-    failed = _run_all(typed.names or list(JOBS), typed.folder, typed.limit_s, lock)
-    rows = [json.loads(path.read_text()) for path in sorted(typed.folder.glob("*.json"))]
-    with (typed.folder / "agreement.csv").open("w", newline="") as sink:
+    try:
+        failed = _run_all(typed.names or list(JOBS), typed.folder, typed.limit_s, lock)
+    finally:
+        _write_agreement(typed.folder)
+    return f"failed, see its log: {', '.join(failed)}" if failed else 0
+
+
+def _write_agreement(folder: Path) -> None:
+    """Of every job that has ended."""
+    rows = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    with (folder / "agreement.csv").open("w", newline="") as sink:
         writer = csv.DictWriter(sink, _COLUMNS)
         writer.writeheader()
         for row in rows:
             writer.writerow({k: f"{v:.5g}" if isinstance(v, float) else v for k, v in row.items()})
-    return f"failed, see its log: {', '.join(failed)}" if failed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

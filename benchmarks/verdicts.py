@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.program import run
 from tilepipe.compare.judge import Ratio, Verdict, dependence, judge, ratio
 from tilepipe.measure.stats import median_interval
 from tilepipe.results.reading import read_results
@@ -164,4 +165,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

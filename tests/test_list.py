@@ -4,12 +4,14 @@ import os
 import resource
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tilepipe.config.register import CONF_DIR
+from tilepipe.config.keys import GROUPS as GROUPS_OF_KEYS
+from tilepipe.config.register import CONF_DIR, Root
 from tilepipe.list import main, options, read_option
 from tilepipe.results.schema import BREAKDOWN, SAMPLES, SUMMARY, TIMELINE
 
@@ -85,6 +87,7 @@ def test_without_a_word_all_kinds_are_listed(capsys):
     for kind in GROUPS:
         for line in listed(capsys, kind):
             assert line in lines
+    assert "  python -m tilepipe.list keys" in lines
     assert "  python -m tilepipe.list columns" in lines
     assert lines[-1] == "  python -m tilepipe.list routing FILE num_ranks=8"
 
@@ -102,6 +105,39 @@ def test_every_column_is_listed_with_unit_and_meaning(capsys):
         ]
         found = [[key, *rest.removeprefix("[").split("]", 1)] for key, rest in rows]
         assert [[key, unit, told.strip()] for key, unit, told in found] == want
+
+
+def test_every_key_is_listed_with_what_it_takes_and_means(capsys):
+    lines = [line.split(maxsplit=1) for line in listed(capsys, "keys")]
+
+    told = dict(lines)
+    want = {field.name for field in fields(Root)} - GROUPS_OF_KEYS.keys()
+    for group, by_option in GROUPS_OF_KEYS.items():
+        for schema in by_option.values():
+            want |= {f"{group}.{field.name}" for field in fields(schema)}
+    assert set(told) == want
+    assert len(lines) == len(want)
+    for name, text in told.items():
+        allowed, _, meaning = text.partition(": ")
+        assert allowed, name
+        assert meaning.strip(), name
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("kernel.walk", "one of expert, chunk or null (kernel=gemm_combine, moe_layer): chunk: "),
+        ("kernel.order", "one of edf, edf_list, expert, token, random (kernel=dispatch, "),
+        ("workload.num_tokens", "a whole number or null: per rank; a trace brings its own count"),
+        ("measure.baselines", "a list in brackets, each one of torch, deepep: "),
+        ("routing.law", "one of uniform, zipf, "),
+        ("dry_run", "true or false: "),
+    ],
+)
+def test_a_key_says_its_values_and_the_options_that_have_it(key, text, capsys):
+    told = dict(line.split(maxsplit=1) for line in listed(capsys, "keys"))
+
+    assert told[key].startswith(text)
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
@@ -171,7 +207,7 @@ def test_hydra_takes_our_option_where_a_users_file_has_its_name(own_dir):
         (
             ["recipes"],
             "kind=recipes: must be one of experiments, kernels, workloads, routings, placements, "
-            "hardware, columns, routing; type none to list all",
+            "hardware, keys, columns, routing; type none to list all",
         ),
         (
             ["--config-dir", "nowhere"],

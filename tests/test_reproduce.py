@@ -1,6 +1,7 @@
 """`python -m tilepipe.reproduce` runs every experiment once, and says what it left out."""
 
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -219,3 +220,12 @@ def test_targets_of_the_doc_are_those_of_the_makefile():
         assert re.search(
             rf"^{target}:.*\n\t\$\(BIN\)/python -m {re.escape(words)}$", makefile, re.MULTILINE
         )
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_to_this_program_alone_reaches_the_run(name):
+    program = f"import os, signal, time\nos.kill(os.getppid(), signal.{name})\ntime.sleep(20)\n"
+
+    code = reproduce._wait_for([sys.executable, "-c", program])
+
+    assert code == 128 + getattr(signal, name)

@@ -1,6 +1,7 @@
 """The command line: what is composed, what is said first, how mistakes leave."""
 
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -108,30 +109,95 @@ def test_hardware_that_is_typed_is_not_said_to_be_missing(command, capsys):
     on_gpus = capsys.readouterr().out
 
     assert "; composed for the host executor: workload tiny" in on_host
-    assert "1 point of dispatch for hardware=h200_x8\n" in on_gpus
+    assert "1 point of typed_dispatch for hardware=h200_x8\n" in on_gpus
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("kernel.tile_mm=3", "Key 'tile_mm' not in 'DispatchGemmKernel'"),
+        (
+            "kernel.tile_mm=3",
+            r"kernel\.tile_mm=3: unknown key; kernel has .*; did you mean kernel\.tile_m\?",
+        ),
+        ("foo=3", r"foo=3: unknown key; the root has name, .*, launch; type one of them"),
+        ("hydra.foo=1", r"Could not override 'hydra\.foo'; Key 'foo' not in 'HydraConf'"),
         # Beside a comma list Hydra would speak of an ambiguous value instead.
-        ("kernel.tile_m=abc kernel.order=edf,random", "Value 'abc' of type 'str'"),
-        ("kernel.order=edff", "expected one of [edf, edf_list, expert, token, random]"),
-        ("kernel=nope", "Could not find 'kernel/nope'"),
-        ("+experiment=nope", "Could not find 'experiment/nope'"),
-        ("experiment=dispatch", "use +experiment=dispatch"),
-        ("workload.num_tokenz=1,2 +experiment=dispatch", "Key 'num_tokenz' not in 'Workload'"),
+        (
+            "kernel.tile_m=abc kernel.order=edf,random",
+            r"kernel\.tile_m=abc: must be a whole number",
+        ),
+        ("measure.interval=x", r"measure\.interval=x: must be a number or null"),
+        ("dry_run=perhaps", "dry_run=perhaps: must be true or false"),
+        ("launch.num_ranks=null", r"launch\.num_ranks=null: must be a whole number"),
+        (
+            "kernel.order=edf,edff",
+            r"kernel\.order=edff: must be one of edf, edf_list, expert, token, random; "
+            r"did you mean kernel\.order=edf\?",
+        ),
+        ("kernel.order=[edf]", r"kernel\.order=\[edf\]: must be one of edf, .*order=edf\?"),
+        (
+            "measure.baselines=torch",
+            r"measure\.baselines=torch: must be a list in brackets, each one of torch, deepep; "
+            r"did you mean measure\.baselines=\[torch\]\?",
+        ),
+        ("measure.baselines=[nope]", r"measure\.baselines=\[nope\]: must be a list in .*"),
+        (
+            "kernel=dispatch_gem",
+            "kernel=dispatch_gem: no such option; there are combine, .*, moe_layer; "
+            r"did you mean kernel=dispatch_gemm\?",
+        ),
+        ("+experiment=nope", r"\+experiment=nope: no such option; there are combine, .* of them"),
+        (
+            "experiment=dispatch",
+            r"experiment=dispatch: nothing to replace; type \+experiment=.*",
+        ),
+        (
+            "workload.num_tokenz=1,2 +experiment=dispatch",
+            r"workload\.num_tokenz=1,2: unknown key; .*; did you mean workload\.num_tokens\?",
+        ),
+        ("foo", "foo: not understood; type key=value, .*"),
+        ("kernel.order='", r"kernel\.order=': not understood; type key=value, .*"),
+        ("workload.num_tokens=range(1,x)", r"workload\.num_tokens=range\(1,x\): not und.*"),
+        ("~kernel", "Error executing job with overrides: .*Missing mandatory value: kernel"),
+        ("--config-dir /nowhere", "--config-dir /nowhere: no such folder; name one that holds .*"),
+        ("-cn nope", "--config-name nope: no such file; leave it out, .*"),
     ],
 )
-def test_a_mistyped_word_ends_with_hydras_message_and_code_one(words, said, command, capsys):
-    with pytest.raises(SystemExit) as ended:
-        command(*words.split())
+def test_a_mistyped_word_ends_with_one_sentence_and_code_two(words, said, command, capsys):
+    code, points, _ = command(*words.split())
 
-    message = capsys.readouterr().err
-    assert ended.value.code == 1
-    assert said in message
-    assert "Traceback" not in message
+    assert (code, points) == (2, [])
+    assert re.fullmatch(f"{said}\n", capsys.readouterr().err)
+
+
+def test_hydras_own_account_is_there_for_those_who_ask(command, capsys, monkeypatch):
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+
+    with pytest.raises(Exception, match="tile_mm"):
+        command("kernel.tile_mm=3")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("kernel: [", r".*Error: .*own\.yaml.*"),
+        (
+            "kernel:\n  tile_m: abc",
+            r"experiment/own\.yaml: kernel\.tile_m=abc: must be a whole n.*",
+        ),
+        ("kernel:\n  tilem: 3", r".*own.*tilem.*"),
+        ("defaults:\n  - override /kernel: nix", "kernel=nix: no such option; there are .*"),
+    ],
+)
+def test_a_wrong_file_of_the_user_is_told_in_a_sentence(command, capsys, tmp_path, content, said):
+    own = tmp_path / "conf" / "experiment" / "own.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text(f"# @package _global_\n{content}\n")
+
+    code, points, _ = command("--config-dir", str(own.parent.parent), "+experiment=own")
+
+    assert (code, points) == (2, [])
+    assert re.fullmatch(f"{said}\n", capsys.readouterr().err)
 
 
 def test_cfg_job_runs_nothing_and_imports_no_gpu_stack(tmp_path):
@@ -195,11 +261,10 @@ def test_an_experiment_without_its_package_line_is_told_what_it_lacks(command, t
     bare.parent.mkdir(parents=True)
     bare.write_text("kernel:\n  order: random\n")
 
-    with pytest.raises(SystemExit) as ended:
-        command("--config-dir", str(bare.parent.parent), "+experiment=bare")
+    code, points, _ = command("--config-dir", str(bare.parent.parent), "+experiment=bare")
 
-    assert ended.value.code == 1
-    assert capsys.readouterr().err.endswith(
+    assert (code, points) == (2, [])
+    assert capsys.readouterr().err == (
         f"{bare}: the first line of an experiment must be # @package _global_; put it there\n"
     )
 

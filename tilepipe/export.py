@@ -24,6 +24,7 @@ from tilepipe.results.columns import allowed_words
 from tilepipe.results.files import StoreError, write_bytes
 from tilepipe.results.reading import Reading, StoredPoint, read_results
 from tilepipe.results.schema import BREAKDOWN, SAMPLES, SUMMARY, TIMELINE
+from tilepipe.stopping import leave
 
 __all__ = ["main", "meanings", "to_csv", "to_json"]
 
@@ -179,4 +180,4 @@ def _complain(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

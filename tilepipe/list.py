@@ -1,7 +1,7 @@
 """List what can be typed and what is stored: `python -m tilepipe.list [KIND]`.
 
-Knows nothing of composing: it reads the comments at the head of option files, the metadata of the
-tables' columns, and recordings of routing.
+Knows nothing of composing: it reads the comments of option files, the schemas of keys, the metadata
+of the tables' columns, and recordings of routing.
 """
 
 import argparse
@@ -15,7 +15,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilepipe.config.register import CONF_DIR
+from tilepipe.config.keys import keys
+from tilepipe.config.register import CONF_DIR, Root
+from tilepipe.stopping import leave
 
 __all__ = ["Option", "main", "options", "read_option"]
 
@@ -29,9 +31,10 @@ _GROUPS = {
     "hardware": "hardware",
 }
 _COLUMNS = "columns"
+_KEYS = "keys"
 # Followed by a file, and words of _ROUTING_WORDS.
 _ROUTING = "routing"
-_KINDS = (*_GROUPS, _COLUMNS, _ROUTING)
+_KINDS = (*_GROUPS, _KEYS, _COLUMNS, _ROUTING)
 _ROUTING_WORDS = (
     *("num_ranks", "num_experts", "layer", "first_token", "max_tokens"),
     *("num_topk", "num_layers"),
@@ -130,6 +133,8 @@ def _listing(kind: str | None, config_dir: Path | None) -> list[str]:
         _check_config_dir(config_dir)
     if kind == _COLUMNS:
         return _column_lines()
+    if kind == _KEYS:
+        return _key_lines()
     if kind is not None:
         return _option_lines(options(_GROUPS[kind], config_dir))
     lines = []
@@ -137,6 +142,9 @@ def _listing(kind: str | None, config_dir: Path | None) -> list[str]:
         lines += [f"{each}: {_typed(group)}", *_option_lines(options(group, config_dir)), ""]
     return [
         *lines,
+        f"{_KEYS}: what key=value takes and means",
+        "  python -m tilepipe.list keys",
+        "",
         f"{_COLUMNS}: of the result tables",
         "  python -m tilepipe.list columns",
         "",
@@ -184,13 +192,38 @@ def _option_lines(listed: Sequence[Option]) -> list[str]:
     return lines
 
 
+def _key_lines() -> list[str]:
+    """Every key with what it takes, the options that have it, and its meaning."""
+    # Here and not above: pyarrow takes as long to load as all the rest.
+    from tilepipe.results.schema import SUMMARY
+
+    columns = {field.name: field.metadata[b"meaning"].decode() for field in SUMMARY}
+    found = keys(CONF_DIR, Root)
+    width = max(len(key.name) for key in found)
+    lines = []
+    for key in found:
+        group, _, own = key.name.rpartition(".")
+        # A key that no option file explains is a column, which says the same of it.
+        meaning = key.meaning or columns.get(own) or columns.get(f"{group}_{own}", "")
+        if own.endswith("_source"):
+            meaning = f"where {own.removesuffix('_source')} was read"
+        of = f" ({group}={', '.join(key.options)})" if key.options else ""
+        lines += _wrapped(f"  {key.name:<{width}}  ", f"{key.allowed}{of}: {meaning}", _columns())
+    return lines
+
+
+def _columns() -> int | None:
+    """Columns of the terminal; None where lines go elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
 def _column_lines() -> list[str]:
     """Every column of the four tables, with unit and meaning."""
     # Here and not above: pyarrow takes as long to load as all the rest.
     from tilepipe.results import schema as tables
 
     known = (tables.SAMPLES, tables.BREAKDOWN, tables.SUMMARY, tables.TIMELINE)
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    columns = _columns()
     lines = []
     for schema in known:
         table = schema.metadata[b"table"].decode()
@@ -261,4 +294,4 @@ def _numbers(words: Sequence[str]) -> tuple[dict[str, int], bool]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

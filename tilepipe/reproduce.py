@@ -21,6 +21,7 @@ from pathlib import Path
 from tilepipe.config import detect
 from tilepipe.config.choices import Operation
 from tilepipe.config.register import CONF_DIR, by_device
+from tilepipe.stopping import ASKING, leave
 
 __all__ = ["experiments", "main"]
 
@@ -118,11 +119,14 @@ def _written_ns(path: Path) -> int | None:
 
 
 def _wait_for(command: Sequence[str]) -> int:
-    """The exit code. A signal to end is for the child to act upon; Ctrl-C reaches it by itself."""
+    """The exit code. A signal to end is for the child to act upon.
+
+    A terminal sends Ctrl-C to the child too, which counts two within a second as one.
+    """
     child = subprocess.Popen(command)
+    heard = [number for number in ASKING if signal.getsignal(number) is not signal.SIG_IGN]
     before = {
-        signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: child.terminate()),
+        number: signal.signal(number, lambda asked, _: child.send_signal(asked)) for number in heard
     }
     try:
         code = child.wait()
@@ -179,4 +183,4 @@ def _needs(option: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -7,10 +7,9 @@ Knows nothing of torch, kernels or how a point runs.
 
 import io
 import os
-import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 
 import hydra
@@ -19,39 +18,37 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from tilepipe.config.identity import cpu_model, device_name
-from tilepipe.config.register import CONF_DIR, register, scratch
+from tilepipe.config.mistyped import mistyped
+from tilepipe.config.register import CONF_DIR, Root, register, scratch
 from tilepipe.launch.collect import own_experiment_fault, point_from, several_experiments
 from tilepipe.records import Point
+from tilepipe.stopping import half_written, leave
 
 __all__ = ["main"]
 
+_EXIT_NOT_RUN = 2
+
 
 def main() -> int:
-    """Compose what was typed and run it; Hydra's own errors leave with its message and code 1."""
+    """Compose what was typed and run it; what cannot be composed is one sentence and code 2.
+
+    Until the driver listens, a signal that asks this program to end does so at once.
+    """
     _mend_standard_streams()
-    try:
-        points = _collect()
-    except SystemExit:
-        if hint := own_experiment_fault(sys.argv):
-            print(hint, file=sys.stderr)
-        raise
-    except KeyboardInterrupt:
-        print("stopped by SIGINT: nothing was run", file=sys.stderr)
-        return 130
+    points, fault = _collect()
+    if fault:
+        print(fault, file=sys.stderr)
+        return _EXIT_NOT_RUN
     if not points:
         return 0  # Hydra only showed something: --cfg, --info, --help
     results_dir = Path(points[0].config["results_dir"])
-    try:
-        # Imported when there is something to run: the driver needs Parquet, which --cfg does not.
-        from tilepipe.launch.driver import run_points
+    # Imported when there is something to run: the driver needs Parquet, which --cfg does not.
+    from tilepipe.launch.driver import run_points
 
-        if refused := several_experiments(points, _config_dirs(points[0])):
-            print(refused, file=sys.stderr)
-            return 2
-        return run_points(points, results_dir=results_dir, announcement=_announcement(points))
-    except KeyboardInterrupt:  # before the first point, or after the last
-        print("stopped by SIGINT", file=sys.stderr)
-        return 130
+    if refused := several_experiments(points, _config_dirs(points[0])):
+        print(refused, file=sys.stderr)
+        return _EXIT_NOT_RUN
+    return run_points(points, results_dir=results_dir, announcement=_announcement(points))
 
 
 def _config_dirs(point: Point) -> list[Path]:
@@ -75,21 +72,38 @@ def _mend_standard_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
-def _collect() -> list[Point]:
-    """Points of the command line in Hydra's order; none where Hydra was asked to show something."""
+def _collect() -> tuple[list[Point], str]:
+    """Points of the command line in Hydra's order, or what is wrong with it, in a sentence.
+
+    Neither where Hydra was asked to show something.
+    """
     register()
     points: list[Point] = []
 
     def task(cfg: DictConfig) -> None:
         points.append(point_from(cfg, HydraConfig.get()))
 
+    said = io.StringIO()
+    shows_all = bool(os.environ.get("HYDRA_FULL_ERROR"))  # asks Hydra for its own account
     try:
-        with _always_a_sweep():
+        with (
+            half_written(Path(scratch().name)),
+            _always_a_sweep(),
+            nullcontext() if shows_all else redirect_stderr(said),
+        ):
             hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="config")(task)()
+    except SystemExit as ended:
+        if shows_all or ended.code != 1:
+            sys.stderr.write(said.getvalue())
+            raise
+        typed = sys.argv[1:]
+        fault = own_experiment_fault(sys.argv) or mistyped(said.getvalue(), typed, root=Root)
+        return [], fault
     finally:
         scratch().cleanup()
         scratch.cache_clear()
-    return points
+    sys.stderr.write(said.getvalue())
+    return points, ""
 
 
 @contextmanager
@@ -128,7 +142,4 @@ def _announcement(points: list[Point]) -> str:
 
 
 if __name__ == "__main__":
-    code = main()
-    # All is written and said: Ctrl-C while Python puts itself away would only leave a traceback.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.exit(code)
+    leave(main())

@@ -19,6 +19,7 @@ from tilepipe.results.files import StoreError, write_bytes
 from tilepipe.results.recording import Recording, point_folder, read_recording
 from tilepipe.results.sms import agreement, role_times, sm_spans
 from tilepipe.results.traceevents import trace_json
+from tilepipe.stopping import leave
 
 __all__ = ["main"]
 
@@ -165,4 +166,4 @@ def _rank(text: str, num_ranks: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

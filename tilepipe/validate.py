@@ -27,6 +27,7 @@ from tilepipe.results.schema import SCHEMA_VERSION, SUMMARY
 from tilepipe.results.store import REPORT_FOLDER, UNDER_WAY, WRAPPED_FOLDER
 from tilepipe.results.summary import summary_rows
 from tilepipe.results.versions import of_version
+from tilepipe.stopping import leave
 
 __all__ = ["Report", "main", "validate"]
 
@@ -166,4 +167,4 @@ def _spell(key: tuple[object, ...]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

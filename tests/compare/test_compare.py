@@ -329,7 +329,7 @@ def test_a_spoilt_point_is_said_and_fails_a_gate(a, b, capsys):
         store(root, config_id="c2", config=config_of(num_tokens=128))
     (b / "exp" / "c2-b1" / "samples.parquet").write_bytes(b"PAR1")
 
-    assert main([str(a), str(b)]) == 0
+    assert main([str(a), str(b)]) == 1
     assert capsys.readouterr().err.startswith(f"{b}/exp/c2-b1/samples.parquet: cannot be read")
     assert main([str(a), str(b), "--fail-on", "slower"]) == 1
 

@@ -14,6 +14,7 @@ from tilepipe.fabric import meeting as meeting_module  # noqa: E402
 from tilepipe.fabric.meeting import Meeting  # noqa: E402
 from tilepipe.fabric.watch import PeerAborted  # noqa: E402
 from tilepipe.launch.ranks import start_ranks  # noqa: E402
+from tilepipe.stopping import Stopping  # noqa: E402
 
 RANKS = 4
 
@@ -135,7 +136,9 @@ def test_processes_of_the_launcher_meet_in_its_store(tmp_path):
     logs = tmp_path / "logs"
     logs.mkdir()
 
-    records = start_ranks(point, log_dir=logs, spill_dir=tmp_path, entry=entries.meets)
+    records = start_ranks(
+        point, log_dir=logs, spill_dir=tmp_path, stopping=Stopping(), entry=entries.meets
+    )
 
     assert [record.rank for record in records] == [0, 1, 2]
     agreed = {"word": 77, "all_of_three": 1, "all_but_rank_1": 0, "left": 1}

@@ -4,30 +4,20 @@ Imported only where there is a GPU. Knows nothing of timing and of configuration
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
-from tests.gpu.overlaps import KNOBS
+from tests.gpu.cases import Choice, group_of, num_sms_of, queue_faults, tokens_of
 from tilepipe.config.choices import (
-    Copy,
-    Granularity,
-    HomeGranularity,
-    Layout,
-    Order,
-    Push,
     Roles,
-    Walk,
 )
 from tilepipe.experiments.cuda.layer import expert_weights
 from tilepipe.experiments.cuda.layer_oracle import LayerOracle
 from tilepipe.experiments.cuda.oracle import poison
 from tilepipe.experiments.cuda.payload import fill_rows
-from tilepipe.fabric.table import Slot, Word
+from tilepipe.fabric.table import Slot
 from tilepipe.kernels.gemm.choices import Epilogue
-from tilepipe.kernels.gemm.plan import GemmTuning
-from tilepipe.kernels.group import DeviceGroup
-from tilepipe.kernels.launcher import Knobs
 from tilepipe.kernels.overlap.group import (
     Layer,
     ctas_alone,
@@ -37,75 +27,33 @@ from tilepipe.kernels.overlap.group import (
     upload_layer,
 )
 from tilepipe.kernels.overlap.home_group import fused_home_launch, gemm_home_launch, upload_home
-from tilepipe.schedule.settings import PlanSettings
-from tilepipe.schedule.shape import Shape
 from tilepipe.workload.routing import Routing
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChosenLayer:
-    """What a case chooses; the rest follows."""
+class ChosenLayer(Choice):
+    """A case of a whole layer; the rest follows."""
 
-    num_ranks: int = 1
-    num_experts: int = 8
-    num_topk: int = 2
     hidden: int = 512
     intermediate: int = 256
-    num_chunks: int = 1  # of a row on its way home
-    push: Push = Push.ctas
-    walk: Walk = Walk.expert  # of the second GEMM
-    copy: Copy = Copy.tma
-    num_ctas: int = 4
-    granularity: Granularity = Granularity.tile
-    home_granularity: HomeGranularity = HomeGranularity.token
-    order: Order = Order.edf
-    layout: Layout = Layout.padded
     roles: Roles = Roles.switch
-    tuning: GemmTuning = field(default_factory=GemmTuning)
-    pace_gbps: float | None = None
-    pace_latency_ns: int = 0
-    num_sms: int | None = None  # None: all there are
-    watchdog_s: float = 2.0
 
 
 class LayerCase:
     """A group, both weights of its experts and all between, for several routings in a row."""
 
     def __init__(self, chosen: ChosenLayer, routings: Sequence[Routing]) -> None:
-        tokens = [[len(ids) for ids in routing.topk_idx] for routing in routings]
         self.chosen = chosen
         tile_n = chosen.tuning.tile_n
         num_first = -(-2 * chosen.intermediate // tile_n)
-        self.group = DeviceGroup(
-            PlanSettings(
-                num_ranks=chosen.num_ranks,
-                num_experts=chosen.num_experts,
-                num_topk=chosen.num_topk,
-                tile_m=chosen.tuning.tile_m,
-                num_n_tiles=num_first,
-                num_chunks=num_first,
-                second_gemm=(-(-chosen.hidden // tile_n), chosen.num_chunks),
-                walk=chosen.walk,
-                layout=chosen.layout,
-                granularity=chosen.granularity,
-                home_granularity=chosen.home_granularity,
-                order=chosen.order,
-            ),
-            Shape(
-                max_tokens=max(map(max, tokens)),
-                num_tokens=max(map(sum, tokens)),
-                dispatch_hidden=chosen.hidden,
-                home_hidden=chosen.hidden,
-                tile_n=tile_n,
-            ),
-            Knobs(
-                num_ctas=chosen.num_ctas,
-                copy=chosen.copy,
-                pace_gbps=chosen.pace_gbps,
-                pace_latency_ns=chosen.pace_latency_ns,
-                **KNOBS[chosen.copy],
-            ),
-            watchdog_s=chosen.watchdog_s,
+        self.group = group_of(
+            chosen,
+            routings,
+            num_n_tiles=num_first,
+            num_chunks=num_first,
+            second_gemm=(-(-chosen.hidden // tile_n), chosen.num_chunks),
+            dispatch_hidden=chosen.hidden,
+            home_hidden=chosen.hidden,
         )
         self._bind()
 
@@ -113,7 +61,7 @@ class LayerCase:
         chosen, group = self.chosen, self.group
         experts, device = range(chosen.num_experts), group.device
         sizes = (2 * chosen.intermediate, chosen.hidden), (chosen.hidden, chosen.intermediate)
-        num_sms = chosen.num_sms or torch.cuda.get_device_properties(device).multi_processor_count
+        num_sms = num_sms_of(chosen, device)
         self.first, self.second = (
             Layer(expert_weights(experts, n, k, device), chosen.tuning, num_sms, is_second=second)
             for (n, k), second in zip(sizes, (False, True), strict=True)
@@ -170,10 +118,7 @@ class LayerCase:
 
     def tokens(self, slot: Slot) -> list[torch.Tensor]:
         """Bits of the tokens of every rank."""
-        return [
-            self.group.tensor(rank, slot)[: len(self.routing.topk_idx[rank])].clone()
-            for rank in self.group.ranks
-        ]
+        return tokens_of(self.group, self.routing, slot)
 
     def wrong(self, slot: Slot = Slot.out) -> list[str]:
         """Of tokens that the latest launch must have left."""
@@ -189,6 +134,5 @@ class LayerCase:
             told = {"contender": "fused", "stage": "before"}
             verdict = oracle.check(self.payload, out.view(torch.bfloat16), **told)
             faults += [f"rank {rank} tokens: {verdict.detail}"] * (not verdict.passed)
-            queue = int(self.group.tensor(rank, Slot.words)[int(Word.gemm_queue)])
-            faults += [f"rank {rank}: the queue of tiles is left at {queue}"] * (queue != 0)
+            faults += queue_faults(self.group, rank)
         return faults

@@ -3,28 +3,21 @@
 Imported only where there is a GPU. Knows nothing of timing and of configurations.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from tests.gpu.cases import Choice, group_of, num_sms_of, queue_faults, tokens_of
 from tilepipe.config.choices import (
-    Copy,
-    Granularity,
-    HomeGranularity,
     Layout,
-    Order,
-    Push,
     Roles,
-    Walk,
 )
 from tilepipe.experiments.cuda.oracle import DeviceOracle, poison
 from tilepipe.experiments.cuda.payload import fill_rows
-from tilepipe.fabric.table import Slot, Word
-from tilepipe.kernels.gemm.plan import BLOCK_M, GemmTuning
-from tilepipe.kernels.group import DeviceGroup
-from tilepipe.kernels.launcher import Knobs
+from tilepipe.fabric.table import Slot
+from tilepipe.kernels.gemm.plan import BLOCK_M
 from tilepipe.kernels.overlap.group import (
     Layer,
     ctas_alone,
@@ -40,46 +33,20 @@ from tilepipe.kernels.overlap.home_group import (
 )
 from tilepipe.measure.gate import BF16_POISON
 from tilepipe.schedule.packed import SLOT_BITS, TOKEN_BITS
-from tilepipe.schedule.settings import PlanSettings
-from tilepipe.schedule.shape import Shape
 from tilepipe.workload.payload import WEIGHTS_LAUNCH, weight_scale
 from tilepipe.workload.routing import Routing
 
-# By copy: what a CTA of twelve warps is given.
-KNOBS = {
-    Copy.simt: {"num_warps": 12, "num_loads": 4},
-    Copy.tma: {"num_warps": 8, "num_stages": 3, "stage_bytes": 7168, "flag_batch": 8},
-}
-
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
-    """What a case chooses; the rest follows."""
+class Chosen(Choice):
+    """A case of one GEMM; the rest follows."""
 
-    num_ranks: int = 1
-    num_experts: int = 8
-    num_topk: int = 2
     hidden: int = 256
     n: int = 512
-    copy: Copy = Copy.tma
-    num_ctas: int = 4
-    granularity: Granularity = Granularity.tile
-    order: Order = Order.edf
-    layout: Layout = Layout.padded
-    num_chunks: int = 1  # of GEMM -> combine, as the two that follow
-    push: Push = Push.ctas
-    walk: Walk = Walk.expert
-    home_granularity: HomeGranularity = HomeGranularity.token
     roles: Roles = Roles.fixed
     opens: bool = False
     gates: bool = False
-    tuning: GemmTuning = field(default_factory=GemmTuning)
-    pace_gbps: float | None = None
-    pace_latency_ns: int = 0
-    watchdog_s: float = 2.0
     num_stamps: int = 0
-    num_sms: int | None = None  # that both roles share; None: all of them
-    knobs: Mapping[str, int] = field(default_factory=dict)  # in place of those of KNOBS
 
 
 def layer_of(chosen: Chosen, device: torch.device) -> Layer:
@@ -91,43 +58,22 @@ def layer_of(chosen: Chosen, device: torch.device) -> Layer:
     for expert in range(chosen.num_experts):
         fill_rows(weights[expert], WEIGHTS_LAUNCH, expert, columns)
     weights *= weight_scale(chosen.hidden)
-    all_sms = torch.cuda.get_device_properties(device).multi_processor_count
-    return Layer(weights, chosen.tuning, chosen.num_sms or all_sms)
+    return Layer(weights, chosen.tuning, num_sms_of(chosen, device))
 
 
 class FusedCase:
     """A group, its layer and a poisoned output, for several routings one after the other."""
 
     def __init__(self, chosen: Chosen, routings: Sequence[Routing], *, wait: bool = True) -> None:
-        tokens = [[len(ids) for ids in routing.topk_idx] for routing in routings]
         self.chosen = chosen
-        self.group = DeviceGroup(
-            PlanSettings(
-                num_ranks=chosen.num_ranks,
-                num_experts=chosen.num_experts,
-                num_topk=chosen.num_topk,
-                tile_m=chosen.tuning.tile_m,
-                num_n_tiles=-(-chosen.n // chosen.tuning.tile_n),
-                num_chunks=-(-chosen.n // chosen.tuning.tile_n),
-                layout=chosen.layout,
-                granularity=chosen.granularity,
-                order=chosen.order,
-            ),
-            Shape(
-                max_tokens=max(map(max, tokens)),
-                num_tokens=max(map(sum, tokens)),
-                dispatch_hidden=chosen.hidden,
-                tile_n=chosen.tuning.tile_n,
-                spare=True,
-            ),
-            Knobs(
-                num_ctas=chosen.num_ctas,
-                copy=chosen.copy,
-                pace_gbps=chosen.pace_gbps,
-                pace_latency_ns=chosen.pace_latency_ns,
-                **(KNOBS[chosen.copy] | dict(chosen.knobs)),
-            ),
-            watchdog_s=chosen.watchdog_s,
+        num_n_tiles = -(-chosen.n // chosen.tuning.tile_n)
+        self.group = group_of(
+            chosen,
+            routings,
+            num_n_tiles=num_n_tiles,
+            num_chunks=num_n_tiles,
+            dispatch_hidden=chosen.hidden,
+            spare=True,
         )
         device = self.group.device
         self._num_local = chosen.num_experts // chosen.num_ranks
@@ -191,8 +137,7 @@ class FusedCase:
                 if not verdict.passed
             ]
             faults += self._gaps(rank)
-            queue = int(self.group.tensor(rank, Slot.words)[int(Word.gemm_queue)])
-            faults += [f"rank {rank}: the queue of tiles is left at {queue}"] * (queue != 0)
+            faults += queue_faults(self.group, rank)
         return faults
 
     def _products(self, oracle: DeviceOracle, rank: int):
@@ -234,37 +179,14 @@ class HomeCase:
     """GEMM -> combine of a group, for several routings one after the other."""
 
     def __init__(self, chosen: Chosen, routings: Sequence[Routing]) -> None:
-        tokens = [[len(ids) for ids in routing.topk_idx] for routing in routings]
         self.chosen = chosen
-        num_n_tiles = -(-chosen.n // chosen.tuning.tile_n)
-        self.group = DeviceGroup(
-            PlanSettings(
-                num_ranks=chosen.num_ranks,
-                num_experts=chosen.num_experts,
-                num_topk=chosen.num_topk,
-                tile_m=chosen.tuning.tile_m,
-                num_n_tiles=num_n_tiles,
-                num_chunks=chosen.num_chunks,
-                walk=chosen.walk,
-                layout=chosen.layout,
-                granularity=chosen.granularity,
-                home_granularity=chosen.home_granularity,
-            ),
-            Shape(
-                max_tokens=max(map(max, tokens)),
-                num_tokens=max(map(sum, tokens)),
-                home_hidden=chosen.n,
-                tile_n=chosen.tuning.tile_n,
-                spare=True,
-            ),
-            Knobs(
-                num_ctas=chosen.num_ctas,
-                copy=chosen.copy,
-                pace_gbps=chosen.pace_gbps,
-                pace_latency_ns=chosen.pace_latency_ns,
-                **(KNOBS[chosen.copy] | dict(chosen.knobs)),
-            ),
-            watchdog_s=chosen.watchdog_s,
+        self.group = group_of(
+            chosen,
+            routings,
+            num_n_tiles=-(-chosen.n // chosen.tuning.tile_n),
+            num_chunks=chosen.num_chunks,
+            home_hidden=chosen.n,
+            spare=True,
         )
         self.layer = layer_of(chosen, self.group.device)
         rows = len(self.group.tensor(0, Slot.y))
@@ -329,10 +251,7 @@ class HomeCase:
 
     def outputs(self) -> list[torch.Tensor]:
         """Bits of the tokens of every rank."""
-        return [
-            self.group.tensor(rank, Slot.out)[: len(self.routing.topk_idx[rank])].clone()
-            for rank in self.group.ranks
-        ]
+        return tokens_of(self.group, self.routing, Slot.out)
 
     def wrong(self) -> list[str]:
         """Of tokens that the latest launch must have left."""
@@ -348,6 +267,5 @@ class HomeCase:
                 stage="before",
             )
             faults += [f"rank {rank} tokens: {verdict.detail}"] * (not verdict.passed)
-            queue = int(self.group.tensor(rank, Slot.words)[int(Word.gemm_queue)])
-            faults += [f"rank {rank}: the queue of tiles is left at {queue}"] * (queue != 0)
+            faults += queue_faults(self.group, rank)
         return faults

@@ -172,13 +172,81 @@ def test_a_folder_that_cannot_be_written_costs_nothing_but_the_keeping(compiler,
     assert "code is not kept" in caplog.text
 
 
-def test_the_oldest_codes_leave_a_full_folder(compiler, tmp_path, monkeypatch):
-    monkeypatch.setattr(kept, "_MOST_CODES", 2)
+@pytest.fixture
+def room_for_two(compiler, tmp_path, monkeypatch):
+    """A folder with the codes of numbers 0 and 1, which hardly holds more; paths by number."""
+    places = {}
     with kept.codes_kept(tmp_path):
-        for number in range(4):
+        for number in range(2):
+            before = set(tmp_path.iterdir())
             compiler.function()(Asked(number))
+            (places[number],) = set(tmp_path.iterdir()) - before
+            os.utime(places[number], (1000.0 + number, 1000.0 + number))
+    size = sum(file.stat().st_size for file in places[0].iterdir())
+    monkeypatch.setattr(kept, "_MOST_BYTES", 2 * size + size // 2)
+    return places
 
+
+def test_the_code_that_was_not_asked_for_longest_leaves_a_full_folder(
+    compiler, tmp_path, room_for_two
+):
+    with kept.codes_kept(tmp_path):
+        compiler.function()(Asked(0))  # found, and so younger than the other
+        compiler.function()(Asked(2))
+
+    assert compiler.asked == [(Asked(0), 0), (Asked(1), 0), (Asked(2), 0)]
+    assert room_for_two[0].is_dir()
+    assert not room_for_two[1].exists()
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_what_is_not_of_its_own_naming_is_neither_counted_nor_dropped(
+    compiler, tmp_path, room_for_two
+):
+    others = [tmp_path / "notes.txt", tmp_path / ("f" * 63), tmp_path / ".new-made by hand"]
+    for other in others:
+        other.write_bytes(bytes(10**6))
+        os.utime(other, (1.0, 1.0))
+    link = tmp_path / ("a" * 64)
+    link.symlink_to(tmp_path)
+    within = room_for_two[0] / "mine"
+    within.write_text("kept")
+    os.utime(room_for_two[0], (1000.0, 1000.0))
+
+    with kept.codes_kept(tmp_path):
+        compiler.function()(Asked(2))
+
+    assert all(other.is_file() for other in others)
+    assert link.is_symlink()
+    # The oldest code left, but for the file that somebody has put beside it.
+    assert [path.name for path in room_for_two[0].iterdir()] == ["mine"]
+    assert room_for_two[1].is_dir()
+
+
+def test_what_a_killed_process_has_begun_leaves_after_a_day(compiler, tmp_path):
+    old, young = tmp_path / ".new-abcd1234", tmp_path / ".new-abcd1235"
+    for begun in (old, young):
+        (begun / "code").mkdir(parents=True)
+    os.utime(old, (1.0, 1.0))
+
+    with kept.codes_kept(tmp_path):
+        compiler.function()(Asked(1))
+
+    assert not old.exists()
+    assert young.is_dir()
+
+
+def test_codes_in_a_folder_that_can_only_be_read_are_found(compiler, tmp_path, monkeypatch):
+    with kept.codes_kept(tmp_path):
+        compiler.function()(Asked(1))
+
+        def refuses(path):
+            raise PermissionError(path)
+
+        monkeypatch.setattr(os, "utime", refuses)
+        compiler.function()(Asked(1))
+
+    assert len(compiler.asked) == 1
 
 
 def test_of_two_that_store_at_once_the_first_stays(compiler, tmp_path, gate):

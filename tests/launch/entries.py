@@ -161,3 +161,15 @@ def writes_its_pid_and_hangs(job: Job) -> Records:
         return (_record(rank),)
 
     return at_job_boundary(job, body)
+
+
+def interrupts_itself(job: Job) -> Records:
+    def body(job: Job, rank: int) -> Records:
+        os.kill(os.getpid(), signal.SIGINT)
+        return (_record(rank),)
+
+    return at_job_boundary(job, body)
+
+
+def raises_a_key_error(container):
+    raise KeyError("a fault")

@@ -4,26 +4,32 @@ import multiprocessing
 import os
 import signal
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
 
 from tests.launch import entries
 from tilepipe.launch.ranks import RanksFailed, start_ranks
-from tilepipe.launch.stopping import Interrupted, Stopping
 from tilepipe.records import Status
+from tilepipe.stopping import Interrupted, Stopping
 
 TWO = ("launch.num_ranks=2", "workload.num_experts=8")
 
 
+def start(at, log_dir, entry, stopping=None):
+    stopping = stopping or Stopping()
+    return start_ranks(at, log_dir=log_dir, spill_dir=log_dir, stopping=stopping, entry=entry)
+
+
 def fail(point, log_dir, entry, *words):
     with pytest.raises(RanksFailed) as failed:
-        start_ranks(point(*TWO, *words), log_dir=log_dir, spill_dir=log_dir, entry=entry)
+        start(point(*TWO, *words), log_dir, entry)
     return failed.value
 
 
 def test_records_come_back_by_rank_and_every_rank_leaves_one_log(point, log_dir):
-    records = start_ranks(point(*TWO), log_dir=log_dir, spill_dir=log_dir, entry=entries.returns)
+    records = start(point(*TWO), log_dir, entries.returns)
 
     assert [(record.rank, record.counts) for record in records] == [
         (0, {"num_tokens": 10}),
@@ -36,7 +42,7 @@ def test_records_come_back_by_rank_and_every_rank_leaves_one_log(point, log_dir)
 def test_ranks_that_share_a_gpu_share_a_process_and_come_back_by_rank(point, log_dir):
     shared = point("hardware=h200_x1", "kernel=dispatch", "launch.num_ranks=4")
 
-    records = start_ranks(shared, log_dir=log_dir, spill_dir=log_dir, entry=entries.on_one_gpu)
+    records = start(shared, log_dir, entries.on_one_gpu)
 
     assert [record.rank for record in records] == [0, 1, 2, 3]
     assert len({record.counts["pid"] for record in records}) == 1
@@ -96,10 +102,9 @@ def test_a_rank_that_hangs_is_ended_at_its_limit_with_its_stack_in_the_log(point
 
 def start_and_report(point, log_dir, ended):
     try:
-        with Stopping().listening():
-            start_ranks(
-                point, log_dir=log_dir, spill_dir=log_dir, entry=entries.writes_its_pid_and_hangs
-            )
+        stopping = Stopping()
+        with stopping.listening():
+            start(point, log_dir, entries.writes_its_pid_and_hangs, stopping)
     except Interrupted as error:
         ended.write_text(str(error))
 
@@ -117,10 +122,57 @@ def test_no_rank_outlives_its_driver(point, log_dir, tmp_path, sent, told):
     pids = [int(path.read_text()) for path in log_dir.glob("pid-*")]
 
     os.kill(driver.pid, sent)
-    driver.join(20)
 
+    # The driver is not waited for yet: as a zombie it counts as ended.
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    driver.join(20)
     assert (ended.read_text() if ended.exists() else "") == told
+
+
+def asks_while_ranks_are_started(monkeypatch):
+    """SIGINT between the start of one rank and that of the next; what was begun, by process."""
+    begun, real = [], forkserver.connect_to_new_process
+
+    def asked(fds):
+        connected = real(fds)
+        begun.append(connected)
+        signal.raise_signal(signal.SIGINT)
+        return connected
+
+    monkeypatch.setattr(forkserver, "connect_to_new_process", asked)
+    return begun
+
+
+def test_a_signal_between_the_starts_of_two_ranks_leaves_neither(point, log_dir, monkeypatch):
+    # A handler that raised there left the first rank to itself, waiting for the second, and this
+    # process waiting for the first.
+    begun = asks_while_ranks_are_started(monkeypatch)
+    stopping = Stopping()
+
+    with stopping.listening(), pytest.raises(Interrupted, match="SIGINT"):
+        start(point(*TWO), log_dir, entries.writes_its_pid_and_hangs, stopping)
+
+    assert len(begun) == 2
+    assert multiprocessing.active_children() == []
+
+
+def test_a_signal_while_the_server_of_ranks_starts_is_not_lost(point, log_dir, monkeypatch):
+    real, stopping = forkserver.ensure_running, Stopping()
+
+    def asked():
+        signal.raise_signal(signal.SIGINT)
+        real()
+
+    monkeypatch.setattr(forkserver, "ensure_running", asked)
+
+    with stopping.listening(), pytest.raises(Interrupted, match="SIGINT"):
+        start(point(*TWO), log_dir, entries.writes_its_pid_and_hangs, stopping)
+
+
+def test_ranks_are_deaf_to_what_a_terminal_sends_to_all_processes(point, log_dir):
+    records = start(point(*TWO), log_dir, entries.interrupts_itself)
+
+    assert [record.rank for record in records] == [0, 1]
 
 
 def wait_until(reached, limit_s=30.0):

@@ -12,7 +12,7 @@ from tests.launch import entries
 from tilepipe.config import detect
 from tilepipe.config.choices import L2, Resume
 from tilepipe.config.schemas import Measure
-from tilepipe.launch import console, driver, dry, worker, wrapped
+from tilepipe.launch import console, describing, driver, worker, wrapped
 from tilepipe.launch.driver import run_points
 from tilepipe.launch.ranks import RanksFailed
 from tilepipe.launch.reuse import in_order, reusable, stale_because
@@ -186,7 +186,7 @@ def test_a_dry_run_says_what_would_be_skipped_and_the_memory_it_would_need(
     point, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(detect, "gpu_names", lambda: ())
-    monkeypatch.setattr(dry, "describe", entries.describes_its_experts)
+    monkeypatch.setattr(describing, "describe", entries.describes_its_experts)
     screen_width(monkeypatch, 400)
     words = ("hardware=h200_x1", "kernel=dispatch", "dry_run=true")
 
@@ -201,7 +201,7 @@ def test_a_dry_run_says_what_would_be_skipped_and_the_memory_it_would_need(
 def test_a_dry_run_outlives_the_process_that_memory_did_not_suffice_for(
     point, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(dry, "describe", entries.is_killed_by_nine_tokens)
+    monkeypatch.setattr(describing, "describe", entries.is_killed_by_nine_tokens)
     screen_width(monkeypatch, 400)
     words = [*TINY, "dry_run=true"]
 
@@ -363,7 +363,7 @@ def test_under_a_tool_all_ranks_of_one_gpu_are_one_process(
 ):
     monkeypatch.setattr(detect, "gpu_names", lambda: ("NVIDIA H200",))
 
-    def start(at, *, log_dir, command):
+    def start(at, *, log_dir, command, stopping):
         for rank in range(num_passed):
             (log_dir.parent / f"passed-{rank}").write_text("True")
 

@@ -3,7 +3,6 @@
 Knows nothing of what stamps must say.
 """
 
-import cuda.bindings.driver as cuda
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.memory import SmemAllocator
@@ -12,6 +11,7 @@ from tilepipe.fabric.table import Slot
 from tilepipe.kernels.combine import reduce_tokens
 from tilepipe.kernels.dispatch import wait_rows
 from tilepipe.kernels.edges import Edge
+from tilepipe.kernels.entries import communication_host
 from tilepipe.kernels.gemm.plan import DESCRIPTOR_BYTES
 from tilepipe.kernels.memory import LANES, shared_table
 from tilepipe.kernels.move import move_rows, warp_memory
@@ -55,22 +55,4 @@ def stamped_entry(constants, *, combines, tracks, room):
             wait_rows(near, rank, own, all_warps, lane, constants, limit_ns)
         end_tape(tape)
 
-    @cute.jit
-    def host(
-        table: cute.Pointer,
-        first_rank: Int32,
-        num_ranks: Int32,
-        num_ctas: Int32,
-        row_cost_ns: Int64,
-        latency_ns: Int64,
-        limit_ns: Int64,
-        stream: cuda.CUstream,
-    ):
-        kernel(table, first_rank, num_ranks, num_ctas, row_cost_ns, latency_ns, limit_ns).launch(
-            grid=[num_ranks * num_ctas, 1, 1],
-            block=[num_threads, 1, 1],
-            min_blocks_per_mp=1,
-            stream=stream,
-        )
-
-    return host
+    return communication_host(kernel, num_threads)

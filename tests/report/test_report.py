@@ -279,8 +279,10 @@ def test_a_broken_point_is_named_and_the_rest_reported(store, capsys):
 
     code = main([str(store.root)])
 
-    assert code == 0
-    assert "samples.parquet: cannot be read" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert code == 1
+    assert "samples.parquet: cannot be read" in err
+    assert ", 1 faults\nreport: " in out
     text = (store.root / "report" / "report.html").read_text(encoding="utf-8")
     assert "Could not be read" in text
     assert "samples.parquet: cannot be read" in text

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.schedule.cases import cases, draw_choices, plan_settings, tile_rows
@@ -14,6 +14,7 @@ from tilepipe.schedule.layout import (
     check_capacity,
     count_rows,
     first_rows,
+    least_capacity_factor,
     make_handout,
     make_layout,
     row_capacity,
@@ -272,3 +273,19 @@ def test_experts_that_do_not_divide_among_ranks_are_refused_with_one_sentence():
 
     with pytest.raises(ValueError, match=re.escape(sentence) + "$"):
         PlanSettings(num_ranks=4, num_experts=10, num_topk=1)
+
+
+@given(cases())
+def test_the_least_capacity_factor_holds_the_fullest_rank_and_a_smaller_one_does_not(case):
+    extents = first_rows(counts_of(case), case.settings)[:, -1]
+    num_tokens, rows = sum(len(ids) for ids in case.topk_idx), int(extents.max())
+    assume(num_tokens > 0)
+
+    least = least_capacity_factor(case.settings, num_tokens=num_tokens, rows=rows)
+    room, less = (
+        row_capacity(case.settings, num_tokens=num_tokens, capacity_factor=factor)
+        for factor in (least, least - 0.001)
+    )
+
+    assert room >= rows
+    assert least == 0.001 or less < rows

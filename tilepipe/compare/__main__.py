@@ -2,9 +2,9 @@
 
 A and B are results folders, experiments' or points' own. Says first what differs in configuration
 and build, then for each point and contender whether B is SAME, FASTER, SLOWER or AMBIGUOUS: where
-the 95 % interval of B/A lies, as to the tolerance. Ends 0 when it has compared, 1 when --fail-on
-found what it names or no pair has times, 2 for what cannot be read, must not be compared or was
-mistyped.
+the 95 % interval of B/A lies, as to the tolerance. Ends 0 when it has compared all, 1 when some
+point could not be read, --fail-on found what it names or no pair has times, 2 for folders that
+cannot be read or must not be compared, or for a mistyped word.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from tilepipe.launch.console import Lines
 from tilepipe.results.files import StoreError, write_bytes
 from tilepipe.results.pointfile import to_json
 from tilepipe.results.reading import read_results
+from tilepipe.stopping import leave
 
 __all__ = ["main"]
 
@@ -142,7 +143,7 @@ def _exit_code(found: Comparison, faults: Sequence[str], fail_on: str | None) ->
         _complain("no pair of points has times on both sides: nothing was compared")
         return 1
     if fail_on is None:
-        return 0
+        return int(bool(faults))
     failed = any(found.counts[verdict] for verdict in _FAILING[fail_on])
     # A time that is gone, or a file that cannot be read, shows nothing to be as fast as before.
     return int(failed or bool(faults) or any(each.is_loss for each in found.unjudged))
@@ -166,4 +167,4 @@ def _complain(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -37,6 +37,7 @@ _MAKERS = (
     "fabric",
     "host",
     "kernels",
+    "launch/agent.py",
     "launch/ranks.py",
     "launch/worker.py",
     "measure",

@@ -18,7 +18,7 @@ from tilepipe.config.choices import Operation, Resume
 from tilepipe.config.placements import PLACEMENTS
 from tilepipe.config.routings import ROUTINGS
 
-__all__ = ["CONF_DIR", "by_device", "register", "scratch"]
+__all__ = ["CONF_DIR", "Root", "by_device", "register", "scratch"]
 
 # In a wheel conf/ lies inside the package, in a checkout beside it.
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -30,7 +30,7 @@ CONF_DIR = next(
 
 
 @dataclass(kw_only=True)
-class _Root:
+class Root:
     """Root keys; groups are typed by their own schemas, since omegaconf knows no union of them."""
 
     name: str
@@ -53,7 +53,7 @@ def register() -> None:
     """Store schemas, resolvers and the computed option hardware=auto; calling twice is harmless."""
     store = ConfigStore.instance()
     # A group of their own, so that no schema becomes an option a user could choose.
-    store.store(group="schema", name="root", node=_Root)
+    store.store(group="schema", name="root", node=Root)
     store.store(group="schema", name="hardware", node=schemas.Hardware)
     store.store(group="schema", name="workload", node=schemas.Workload)
     store.store(group="schema", name="measure", node=schemas.Measure)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tilepipe.doctor.fact import Fact, State
 from tilepipe.doctor.interpreter import python_fact
+from tilepipe.stopping import leave
 
 __all__ = ["main"]
 
@@ -83,4 +84,4 @@ def verdict(facts: Sequence[Fact], option: str | None) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -8,7 +8,12 @@ import importlib
 from tilepipe.config.schemas import Config
 from tilepipe.experiments.beside import with_baselines
 from tilepipe.experiments.session import Session
-from tilepipe.experiments.setting import placed_routing, plan_settings, shape_of
+from tilepipe.experiments.setting import (
+    placed_routing,
+    plan_settings,
+    refuse_overflow,
+    shape_of,
+)
 from tilepipe.experiments.trial import Trial, measure
 from tilepipe.fabric.host import HeapPlace
 from tilepipe.host.delays import NO_DELAYS, Delays
@@ -32,11 +37,15 @@ def run_rank(
 
 
 def symmetric_bytes_of(config: Config) -> int:
-    """Bytes of symmetric memory that each rank would reserve; raises what `draw` and `place` do."""
+    """Bytes of symmetric memory that each rank would reserve.
+
+    Raises what `draw` and `place` do, and ValueError where that is not enough.
+    """
     memory = _trial(config).memory(config)
     placed = placed_routing(config)
-    shape = shape_of(config, placed.physical, memory)
-    return symmetric_bytes(plan_settings(config, placed), shape)
+    settings, shape = plan_settings(config, placed), shape_of(config, placed.physical, memory)
+    refuse_overflow(placed.physical, settings, shape)
+    return symmetric_bytes(settings, shape)
 
 
 def _trial(config: Config) -> type[Trial]:

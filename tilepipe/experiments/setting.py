@@ -17,9 +17,10 @@ from tilepipe.config.schemas import (
     GroupedGemmKernel,
     HomeKernel,
 )
+from tilepipe.schedule.layout import count_rows, first_rows, least_capacity_factor
 from tilepipe.schedule.plan import RankPlan
 from tilepipe.schedule.settings import PlanSettings, home_chunks_of
-from tilepipe.schedule.shape import Shape
+from tilepipe.schedule.shape import Shape, capacity_of
 from tilepipe.workload import shapes
 from tilepipe.workload.place import place
 from tilepipe.workload.placement import Placed
@@ -32,6 +33,7 @@ __all__ = [
     "counts_of",
     "placed_routing",
     "plan_settings",
+    "refuse_overflow",
     "shape_of",
 ]
 
@@ -105,6 +107,26 @@ def placed_routing(config: Config) -> Placed:
         num_topk=config.workload.num_topk,
     )
     return place(config.placement, drawn)
+
+
+def refuse_overflow(routing: Routing, settings: PlanSettings, shape: Shape) -> None:
+    """Raise ValueError where `kernel.capacity_factor` leaves a rank less room than its rows take.
+
+    Every rank finds the same at its first launch, in the same words but for the least factor.
+    """
+    if shape.capacity_factor is None:
+        return
+    counts = np.stack([count_rows(ids, settings.num_experts) for ids in routing.topk_idx])
+    extents = first_rows(counts, settings)[:, -1]
+    worst, capacity = int(extents.argmax()), capacity_of(settings, shape)
+    rows = int(extents[worst])
+    if rows <= capacity:
+        return
+    least = least_capacity_factor(settings, num_tokens=shape.num_tokens, rows=rows)
+    raise ValueError(
+        f"kernel.capacity_factor={shape.capacity_factor:g}: gives {capacity} receive rows a rank, "
+        f"and rank {worst} would receive {rows}; use at least {least:g}, or null for the worst case"
+    )
 
 
 def shape_of(config: Config, routing: Routing, memory: Memory) -> Shape:

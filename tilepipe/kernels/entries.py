@@ -15,7 +15,7 @@ from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.memory import LANES, shared_table
 from tilepipe.kernels.move import warp_memory
 
-__all__ = ["communication_entry", "rank_entry"]
+__all__ = ["communication_entry", "communication_host", "rank_entry"]
 
 
 def rank_entry(num_threads: int, body: Callable[..., Any], *, num_ctas: int = 1) -> Any:
@@ -86,6 +86,12 @@ def communication_entry(
             latency_ns,
             limit_ns,
         )
+
+    return communication_host(kernel, num_threads)
+
+
+def communication_host(kernel: Any, num_threads: int) -> Any:
+    """Launches a kernel of communication, with its arguments, on some CTAs a rank."""
 
     @cute.jit
     def host(

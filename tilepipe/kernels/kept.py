@@ -16,10 +16,12 @@ import hashlib
 import logging
 import os
 import platform
+import re
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache, wraps
 from importlib.metadata import distributions
@@ -27,11 +29,16 @@ from pathlib import Path
 from typing import Any
 
 from tilepipe.kernels.compile import Code
+from tilepipe.stopping import half_written
 
 __all__ = ["codes_kept", "default_folder", "kept", "load_code", "store_code"]
 
-# Codes in a folder, of about 110 KB each. Those made longest ago leave.
-_MOST_CODES = 400
+# What a folder may hold, codes of about 110 KB each. Those not asked for longest leave.
+_MOST_BYTES = 256 * 2**20
+# A process that compiles is done with its `.new-` folder after seconds; one this old was killed.
+_GIVEN_UP_S = 24 * 3600.0
+_CODE = re.compile(r"[0-9a-f]{64}")  # as `_key` names them; what is named otherwise is not ours
+_HALF_MADE = re.compile(r"\.new-\w{8}")
 _PACKAGE = Path(__file__).resolve().parents[1]
 _COMPILER = "nvidia-cutlass-dsl"
 _COMPILER_SETTINGS = "CUTE_DSL_"
@@ -87,13 +94,16 @@ def load_code(place: Path) -> Code | None:
             return None
     except (OSError, UnicodeDecodeError):
         return None
+    with suppress(OSError):  # a folder that can only be read
+        os.utime(place)  # asked for: not the next to leave
     import cutlass.cute as cute
     from cutlass.base_dsl.common import DSLRuntimeError
 
     _load_runtime()
     try:
         function = cute.runtime.load_module(str(place / _OBJECT))[_PREFIX]
-    except (DSLRuntimeError, RuntimeError):  # whole, and yet not what this library loads
+    # Whole, and yet not what this library loads, or dropped meanwhile by another process.
+    except (DSLRuntimeError, RuntimeError, OSError):
         return None
     return Code(function=function, ptx=parts[_PTX].decode(), cubin=parts[_CUBIN])
 
@@ -108,7 +118,10 @@ def store_code(place: Path, code: Code) -> None:
     _load_runtime()
     try:
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryDirectory(prefix=".new-", dir=place.parent) as name:
+        with (
+            tempfile.TemporaryDirectory(prefix=".new-", dir=place.parent) as name,
+            half_written(Path(name)),
+        ):
             made = Path(name) / place.name
             made.mkdir()
             code.function.export_to_c(
@@ -119,7 +132,7 @@ def store_code(place: Path, code: Code) -> None:
             parts = [(made / part).read_bytes() for part in (_OBJECT, _PTX, _CUBIN)]
             (made / _DIGEST).write_text(_digest(*parts), encoding="ascii")
             _move(made, place)
-        _drop_oldest(place.parent)
+        _make_room(place.parent)
     except (OSError, DSLRuntimeError, RuntimeError) as error:
         logging.getLogger(__name__).info("%s: code is not kept: %s", place, error)
 
@@ -144,18 +157,34 @@ def _move(made: Path, place: Path) -> None:
             raise
 
 
-def _drop_oldest(folder: Path) -> None:
-    codes = [place for place in folder.iterdir() if not place.name.startswith(".")]
-    if len(codes) > _MOST_CODES:
-        for place in sorted(codes, key=_made_at)[: len(codes) - _MOST_CODES]:
-            shutil.rmtree(place, ignore_errors=True)
+def _make_room(folder: Path) -> None:
+    """Drop codes until the rest is within bounds, and what killed processes have begun."""
+    held = []
+    for place in folder.iterdir():
+        if place.is_symlink():
+            continue
+        with suppress(OSError):  # dropped by another process
+            asked_s = place.stat().st_mtime
+            if _CODE.fullmatch(place.name):
+                held.append((asked_s, sum(file.stat().st_size for file in _files(place)), place))
+            elif _HALF_MADE.fullmatch(place.name) and time.time() - asked_s > _GIVEN_UP_S:
+                shutil.rmtree(place, ignore_errors=True)
+    too_many = sum(num_bytes for _, num_bytes, _ in held) - _MOST_BYTES
+    for _, num_bytes, place in sorted(held):
+        if too_many <= 0:
+            return
+        # The digest first: without it no process takes the rest for a whole code.
+        with suppress(OSError):  # dropped by another process, or holds what is not ours
+            for file in _files(place):
+                file.unlink()
+            place.rmdir()
+        too_many -= num_bytes
 
 
-def _made_at(place: Path) -> float:
-    try:
-        return place.stat().st_mtime
-    except FileNotFoundError:  # dropped by another process
-        return 0.0
+def _files(place: Path) -> list[Path]:
+    """The digest, and what code is made of, a header for C included."""
+    files = (place / _DIGEST, *sorted(place.glob(f"{Path(_OBJECT).stem}.*")))
+    return [file for file in files if file.is_file()]
 
 
 def _key(function: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> str:

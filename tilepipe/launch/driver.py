@@ -16,12 +16,12 @@ from typing import Any
 from tilepipe.baselines.asked import left_out
 from tilepipe.config.checks import check_same_sweep, check_sweep
 from tilepipe.config.choices import Resume
+from tilepipe.launch.describing import Describing
 from tilepipe.launch.dry import dry_table
 from tilepipe.launch.preflight import missing_hardware, refusal
 from tilepipe.launch.ranks import RanksFailed, limit_threads, start_ranks
 from tilepipe.launch.reuse import in_order, reusable, stale_because
 from tilepipe.launch.screen import Screen
-from tilepipe.launch.stopping import Interrupted, Stopping
 from tilepipe.launch.worker import Entry, rank_main
 from tilepipe.launch.wrapped import check_tool, run_wrapped, wrapped_folder
 from tilepipe.records import Outcome, Point, RankRecord, Status
@@ -35,12 +35,12 @@ from tilepipe.results.store import (
     write_outcome,
     write_summary,
 )
+from tilepipe.stopping import EXIT_STOPPED, Interrupted, Stopping
 
 __all__ = ["run_points"]
 
 _GOOD = (Status.ok, Status.unsupported, Status.skipped)
 _EXIT_NOT_RUN = 2
-_EXIT_INTERRUPTED = 130
 # Seconds between looks at a point that another run is measuring.
 _BUSY_LOOK_S = 1.0
 
@@ -57,7 +57,8 @@ class _Sweep:
     facts: Mapping[str, Any]
     screen: Screen
     done: Mapping[tuple[str, str], Outcome]  # there before the sweep began, by name and folder
-    stopping: Stopping = field(default_factory=Stopping)
+    stopping: Stopping
+    describing: Describing
     outcomes: list[Outcome] = field(default_factory=list)
     measured: list[Outcome] = field(default_factory=list)  # wrapped ones are not among them
 
@@ -74,6 +75,24 @@ def run_points(
     0: every point is ok, or unsupported or skipped for want of hardware. 1: some point is not.
     2: nothing could be run. 130: interrupted; what was measured is stored.
     """
+    stopping = Stopping()
+    with stopping.listening():
+        try:
+            with contextlib.closing(Describing(stopping)) as describing:
+                return _run_points(points, results_dir, announcement, entry, stopping, describing)
+        except Interrupted as error:
+            Screen(0).say_error(f"stopped by {error}: nothing was run")
+            return EXIT_STOPPED
+
+
+def _run_points(
+    points: Sequence[Point],
+    results_dir: Path,
+    announcement: str,
+    entry: Entry,
+    stopping: Stopping,
+    describing: Describing,
+) -> int:
     keys = points[0].config
     resume = Resume[keys["resume"]]
     try:
@@ -97,12 +116,13 @@ def run_points(
         for point in listed
         if not refusal(point) and (stored := reusable(results_dir, point, resume)) is not None
     }
+    stopping.check()
     twice = len(points) - len(listed) // int(keys["repetitions"])
     if twice:
         announcement += f"; {twice} left out that measure the same as others of the list"
     screen.say(_first_line(announcement, listed, done, results_dir))
     if keys["dry_run"]:
-        table, wrong = dry_table(listed, results_dir=results_dir, resume=resume)
+        table, wrong = dry_table(listed, describing, results_dir=results_dir, resume=resume)
         screen.show(table)
         return int(bool(wrong))
     limit_threads()  # before provenance tells what ranks get
@@ -115,27 +135,27 @@ def run_points(
         facts=provenance(sys.argv),
         screen=screen,
         done=done,
+        stopping=stopping,
+        describing=describing,
     )
     return _run_to_the_end(sweep)
 
 
 def _run_to_the_end(sweep: _Sweep) -> int:
     """Run all points; whatever ends the sweep, what was measured is summed up and shown."""
-    with sweep.stopping.listening():
-        try:
-            with sweep.screen.progress():
-                code = _run_all(sweep)
-            sweep.stopping.hold()
-        except Interrupted as error:
-            total = len(sweep.points)
-            sweep.screen.say_error(
-                f"stopped by {error}: {total - len(sweep.outcomes)} of {total} points did not run; "
-                "type the same again to go on"
-            )
-            code = _EXIT_INTERRUPTED
-        finally:
-            sweep.stopping.hold()
-            unwritten = _finish(sweep)
+    try:
+        with sweep.screen.progress():
+            code = _run_all(sweep)
+    except Interrupted as error:
+        total = len(sweep.points)
+        sweep.screen.say_error(
+            f"stopped by {error}: {total - len(sweep.outcomes)} of {total} points did not run; "
+            "type the same again to go on"
+        )
+        sweep.stopping.told = True
+        code = EXIT_STOPPED
+    finally:
+        unwritten = _finish(sweep)
     code = unwritten or code
     return code or int(any(outcome.status not in _GOOD for outcome in sweep.outcomes))
 
@@ -202,7 +222,7 @@ def _one(sweep: _Sweep, point: Point) -> tuple[Outcome, bool]:
     if point.config["launch"]["wrap"] is not None:
         if fault is not None:
             return fault, False
-        outcome = run_wrapped(point, results_dir=sweep.results_dir)
+        outcome = run_wrapped(point, results_dir=sweep.results_dir, stopping=sweep.stopping)
         sweep.screen.say(f"wrapped: {wrapped_folder(sweep.results_dir, point)}")
         return outcome, False
     # A value that is refused is refused, whatever an earlier run with others has left.
@@ -213,11 +233,10 @@ def _one(sweep: _Sweep, point: Point) -> tuple[Outcome, bool]:
     if stored is not None:
         sweep.measured.append(stored)
         return stored, True
-    # Held until the folder has its name: a point that was measured is not thrown away.
-    with sweep.stopping.held(), claim_folder(sweep.results_dir, point) as folder:
+    # Nothing asks here whether to go on: a point that was measured is not thrown away.
+    with claim_folder(sweep.results_dir, point) as folder:
         started = utc_now()
-        with sweep.stopping.heard():
-            outcome = fault or _run(sweep, point, folder)
+        outcome = fault or _run(sweep, point, folder)
         outcome = replace(outcome, started_utc=started, ended_utc=utc_now())
         write_outcome(folder, outcome, sweep.facts)
     outcome = _without_spans(outcome)  # stored: a sweep need not keep them all
@@ -231,9 +250,16 @@ def _without_spans(outcome: Outcome) -> Outcome:
 
 def _run(sweep: _Sweep, point: Point, folder: Path) -> Outcome:
     log_dir = folder / "logs"
+    if found := sweep.describing.fault(point):
+        status, reason = found
+        return Outcome(point=point, status=status, reason=reason)
     try:
         records = start_ranks(
-            point, log_dir=log_dir, spill_dir=sweep.results_dir, entry=sweep.entry
+            point,
+            log_dir=log_dir,
+            spill_dir=sweep.results_dir,
+            stopping=sweep.stopping,
+            entry=sweep.entry,
         )
     except RanksFailed as failure:
         if failure.log:

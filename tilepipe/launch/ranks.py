@@ -6,13 +6,12 @@ Knows nothing of results on disk; torch's elastic agent starts, watches and ends
 import contextlib
 import errno
 import json
-import logging
 import multiprocessing
 import os
 import shutil
 import signal
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from pathlib import Path
@@ -22,6 +21,7 @@ from tilepipe.config.choices import Fabric, Operation
 from tilepipe.launch.limits import WallClockExceeded, wall_clock
 from tilepipe.launch.worker import Entry, Job, Records, failure_paths, rank_main
 from tilepipe.records import Point, Status
+from tilepipe.stopping import Stopping, out_of_the_terminals_reach
 
 __all__ = [
     "RanksFailed",
@@ -74,24 +74,27 @@ def start_ranks(
     *,
     log_dir: Path,
     spill_dir: Path,  # takes symmetric memory that /dev/shm has no room for
+    stopping: Stopping,
     entry: Entry = rank_main,
 ) -> Records:
     """Run `entry` in every process of a point and return what they hand over, by rank.
 
-    Raises RanksFailed; what a signal handler raises ends the ranks too.
+    Raises RanksFailed, and Interrupted where this process is asked to end: no rank is left then.
     """
     limit_threads()
     _start_forkserver()
     job = job_of(point, log_dir=log_dir, spill_dir=spill_dir)
-    returned = _supervised(point, log_dir, entry, (job,))
+    returned = _supervised(point, log_dir, entry, (job,), stopping)
     records = [record for held in returned.values() for record in held]
     return tuple(sorted(records, key=lambda record: record.rank))
 
 
-def start_wrapped_ranks(point: Point, *, log_dir: Path, command: Sequence[str]) -> None:
+def start_wrapped_ranks(
+    point: Point, *, log_dir: Path, command: Sequence[str], stopping: Stopping
+) -> None:
     """Run a command as every process, RANK in its environment; raises as `start_ranks` does."""
     limit_threads()
-    _supervised(point, log_dir, command[0], tuple(command[1:]))
+    _supervised(point, log_dir, command[0], tuple(command[1:]), stopping)
 
 
 def num_processes_of(point: Point) -> int:
@@ -106,13 +109,19 @@ def limit_threads() -> None:
 
 
 def _start_forkserver() -> None:
-    """Start the server that ranks are forked from, unless it runs; Ctrl-C does not reach it."""
+    """Start the server that ranks are forked from, unless it runs; this process ends them."""
     multiprocessing.set_forkserver_preload(_PRELOADED)
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by the server
+    warnings = os.environ.get("PYTHONWARNINGS")
+    # Ended at once, this process leaves semaphores to a tracker that would speak of them.
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (warnings, "ignore:resource_tracker")))
     try:
-        forkserver.ensure_running()
+        with out_of_the_terminals_reach():
+            forkserver.ensure_running()
     finally:
-        signal.signal(signal.SIGINT, before)
+        if warnings is None:
+            del os.environ["PYTHONWARNINGS"]
+        else:
+            os.environ["PYTHONWARNINGS"] = warnings
 
 
 def job_of(point: Point, *, log_dir: Path, spill_dir: Path) -> Job:
@@ -129,21 +138,28 @@ def job_of(point: Point, *, log_dir: Path, spill_dir: Path) -> Job:
 
 
 def _supervised(
-    point: Point, log_dir: Path, entry: Entry | str, args: tuple[Any, ...]
+    point: Point, log_dir: Path, entry: Entry | str, args: tuple[Any, ...], stopping: Stopping
 ) -> dict[int, Records]:
     """Start the ranks, watch them to their end, keep their logs, and say why they failed."""
     # Every failure becomes a row with its reason; the agent's own account of it is noise. Its
     # loggers take their level from here when torch is imported, which is here and not above: the
     # first point pays for torch, a dry look at the configuration does not.
     os.environ.setdefault("LOGLEVEL", "CRITICAL")
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    # The agent would put handlers of its own in place of those that are here.
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""
+    from tilepipe.launch.agent import ChildFailedError, run_ranks
 
     limit_s = float(point.config["launch"]["time_limit_s"])
     elastic_dir = log_dir / "elastic"
     try:
-        with wall_clock(limit_s + _GRACE_S):
-            launch = _elastic(num_processes_of(point), elastic_dir, entry)
-            returned: dict[int, Records] = launch(*args)
+        with _asked_first(stopping), wall_clock(limit_s + _GRACE_S):
+            returned: dict[int, Records] = run_ranks(
+                entry,
+                args,
+                num_processes=num_processes_of(point),
+                log_dir=elastic_dir,
+                stopping=stopping,
+            )
     except WallClockExceeded:
         reason = f"launch.time_limit_s={limit_s:g}: the point did not end in time and was stopped"
         raise RanksFailed(Status.timeout, reason, "") from None
@@ -161,28 +177,15 @@ def _supervised(
     return returned
 
 
-def _elastic(num_processes: int, log_dir: Path, entry: Entry | str) -> Any:
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    for name in ("torch.distributed", "torch.multiprocessing.spawn", "torchelastic-events-null"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    log_dir.mkdir(parents=True, exist_ok=True)
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=num_processes,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        run_id=uuid.uuid4().hex,
-        max_restarts=0,
-        monitor_interval=0.1,
-        start_method="forkserver",
-        # None: the driver's own handlers raise, and the agent ends the ranks on its way out.
-        signals_to_handle="",
-        logs_specs=DefaultLogsSpecs(log_dir=str(log_dir), redirects=Std.ALL),
-    )
-    return elastic_launch(config, entry)
+@contextlib.contextmanager
+def _asked_first(stopping: Stopping) -> Iterator[None]:
+    """What asks this process to end may reach ranks or their server too: no failure of theirs."""
+    with stopping.broken_off():
+        try:
+            yield
+        except BaseException:
+            stopping.check()
+            raise
 
 
 def _keep_logs(elastic_dir: Path, log_dir: Path) -> None:

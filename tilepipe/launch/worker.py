@@ -29,6 +29,7 @@ __all__ = [
     "Records",
     "at_job_boundary",
     "describe",
+    "end_with",
     "failure_paths",
     "rank_main",
     "run_point",
@@ -66,12 +67,13 @@ def at_job_boundary(job: Job, body: Callable[[Job, int], Records]) -> Records:
     kind and sentence whatever becomes of the other ranks.
     """
     rank = int(os.environ["RANK"])
-    # The server that forked this process ignores it; the agent's word to end must be heard.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # What is typed at a terminal is for the driver, which ends this process with SIGTERM.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     faulthandler.enable()
     faulthandler.dump_traceback_later(job["time_limit_s"], exit=True)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    _end_with(job["driver_pid"])
+    end_with(job["driver_pid"])
     logging.basicConfig(level=logging.INFO, format=f"[{rank}] %(message)s")
     try:
         records = body(job, rank)
@@ -94,18 +96,24 @@ def at_job_boundary(job: Job, body: Callable[[Job, int], Records]) -> Records:
     return records
 
 
-def _end_with(driver_pid: int) -> None:
+def end_with(driver_pid: int) -> None:
     """End this process soon after the driver's end, however that came."""
 
     def watch() -> None:
-        while True:
+        while _lives(driver_pid):
             time.sleep(_DRIVER_LOOK_S)
-            try:
-                os.kill(driver_pid, 0)  # asks whether it lives, sends nothing
-            except ProcessLookupError:
-                os._exit(1)
+        os._exit(1)
 
     threading.Thread(target=watch, name="driver-watch", daemon=True).start()
+
+
+def _lives(pid: int) -> bool:
+    """Whether a process has not ended; one that nobody has waited for yet (Z) has."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
 def run_point(job: Job, rank: int) -> Records:

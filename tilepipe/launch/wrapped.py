@@ -17,6 +17,7 @@ from tilepipe.launch.ranks import RanksFailed, job_of, num_processes_of, start_w
 from tilepipe.launch.worker import Job, Records, rank_main, run_point
 from tilepipe.records import Outcome, Point, Status
 from tilepipe.results.store import WRAPPED_FOLDER, hold_folder
+from tilepipe.stopping import Interrupted, Stopping
 
 __all__ = ["check_tool", "run_wrapped", "wrapped_folder"]
 
@@ -28,29 +29,35 @@ def wrapped_folder(results_dir: Path, point: Point) -> Path:
     return results_dir / WRAPPED_FOLDER / point.name / point.folder
 
 
-def run_wrapped(point: Point, *, results_dir: Path) -> Outcome:
+def run_wrapped(point: Point, *, results_dir: Path, stopping: Stopping) -> Outcome:
     """Run every rank once under the tool; the outcome carries verdicts, never a time."""
     folder = wrapped_folder(results_dir, point)
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     with hold_folder(folder):
-        return _run_in(folder, point, results_dir)
+        return _run_in(folder, point, results_dir, stopping)
 
 
-def _run_in(folder: Path, point: Point, results_dir: Path) -> Outcome:
+def _run_in(folder: Path, point: Point, results_dir: Path, stopping: Stopping) -> Outcome:
     few = {"num_warmups": 0, "num_iters": 1, "max_iters": None, "interval": None}
     config = {**point.config, "measure": {**point.config["measure"], **few}}
     once = replace(point, config=config)
     job = job_of(once, log_dir=folder / "logs", spill_dir=results_dir)
     if config["launch"]["wrap"] == "inline":
-        # No boundary here: what is raised belongs to the debugger.
-        return _ended(point, _passed(run_point(job, 0)))
+        # No boundary here: what is raised belongs to the debugger, and so does Ctrl-C.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            return _ended(point, _passed(run_point(job, 0)))
+        except KeyboardInterrupt:
+            raise Interrupted(signal.SIGINT.name) from None
+        finally:
+            signal.signal(signal.SIGINT, before)
     job_file = folder / "job.json"
     job_file.write_text(json.dumps(job), encoding="utf-8")
     for old in folder.glob("passed-*"):
         old.unlink()
     command = [sys.executable, "-m", "tilepipe.launch.wrapped", "start", str(job_file)]
     try:
-        start_wrapped_ranks(once, log_dir=folder / "logs", command=command)
+        start_wrapped_ranks(once, log_dir=folder / "logs", command=command, stopping=stopping)
     except RanksFailed as failure:
         return Outcome(point=point, status=failure.status, reason=failure.reason)
     passed = [path.read_text() == "True" for path in folder.glob("passed-*")]

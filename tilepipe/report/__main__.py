@@ -4,7 +4,8 @@ Knows nothing of how points are run; sees files only.
 
 Writes report.html (one page that needs nothing beside it), report.md and figures/ into DIR/report,
 or into FOLDER with out=FOLDER. DIR may be the results folder, an experiment's or, with out=, a
-point's. Ends 0 once a report is written, 1 where nothing could be reported, 2 for bad arguments.
+point's. Ends 0 once a report of all is written, 1 where something could not be read (it is named,
+and the rest reported) or nothing could be reported, 2 for bad arguments.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from tilepipe.report.points import find_points
 from tilepipe.results.check import POINT_FILES
 from tilepipe.results.folders import folder_fault
 from tilepipe.results.store import REPORT_FOLDER
+from tilepipe.stopping import leave
 
 __all__ = ["main"]
 
@@ -51,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _report(root: Path, out: Path) -> int:
     found = find_points(root)
     for fault in found.faults:
-        _tell(fault, error=not found.points.num_rows)
+        _tell(fault, error=True)
     if not found.points.num_rows:
         return 1
     try:
@@ -74,7 +76,7 @@ def _report(root: Path, out: Path) -> int:
     )
     _tell(f"{told}, {len(report.missing)} not shown, {len(found.faults)} faults")
     _tell(f"report: {out / 'report.html'}")
-    return 0
+    return int(bool(found.faults))
 
 
 def _refuse(sentence: str, *, code: int = 1) -> int:
@@ -89,4 +91,4 @@ def _tell(sentence: str, *, error: bool = False) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -7,6 +7,8 @@ import errno
 import os
 from pathlib import Path
 
+from tilepipe.stopping import half_written
+
 __all__ = [
     "StoreError",
     "check_can_enter",
@@ -44,7 +46,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     temporary = temporary_for(path)
     try:
         try:
-            with temporary.open("wb") as file:
+            with half_written(temporary), temporary.open("wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())

@@ -16,6 +16,7 @@ __all__ = [
     "check_capacity",
     "count_rows",
     "first_rows",
+    "least_capacity_factor",
     "make_handout",
     "make_layout",
     "overflow_sentence",
@@ -155,6 +156,25 @@ def row_capacity(
     if settings.layout is Layout.padded:
         rows += num_local * (settings.tile_m - 1)
     return rows
+
+
+def least_capacity_factor(
+    settings: PlanSettings,
+    *,
+    num_tokens: int,  # of the whole group; some
+    rows: int,  # extent of the fullest rank
+) -> float:
+    """The smallest factor of three decimals with which `row_capacity` holds that many rows."""
+    gaps = settings.num_experts_per_rank * (settings.tile_m - 1)
+    wanted = rows - (gaps if settings.layout is Layout.padded else 0)
+    # Rows are rounded up: the factor must lead past one row less.
+    least = (wanted - 1) * 1000 * settings.num_ranks // (num_tokens * settings.num_topk) + 1
+    thousandths = max(1, least)
+    while True:  # a second time at most: a product of floats may be rounded down to that row
+        room = row_capacity(settings, num_tokens=num_tokens, capacity_factor=thousandths / 1000)
+        if room >= rows:
+            return thousandths / 1000
+        thousandths += 1
 
 
 def tile_capacity(settings: PlanSettings, rows: int) -> int:

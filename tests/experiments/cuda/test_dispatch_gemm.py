@@ -1,48 +1,28 @@
 """The experiment of dispatch -> GEMM on a CPU, plain copies and products in place of kernels."""
 
-from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.launch.points import compose_point  # noqa: E402
+from tests.experiments.cuda import plain  # noqa: E402
+from tests.experiments.cuda.plain import LAUNCH, experts, run, session_of  # noqa: E402
 from tilepipe.config.choices import Roles  # noqa: E402
-from tilepipe.config.schemas import config_from_dict  # noqa: E402
-from tilepipe.experiments.cuda import layer  # noqa: E402
 from tilepipe.experiments.cuda.dispatch_gemm import CudaDispatchGemm  # noqa: E402
 from tilepipe.experiments.cuda.entry import symmetric_bytes_of  # noqa: E402
 from tilepipe.experiments.cuda.oracle import DeviceOracle  # noqa: E402
 from tilepipe.experiments.cuda.payload import fill_rows  # noqa: E402
-from tilepipe.experiments.cuda.session import knobs_of  # noqa: E402
-from tilepipe.experiments.setting import placed_routing, plan_settings, shape_of  # noqa: E402
 from tilepipe.fabric.table import Slot, Word  # noqa: E402
-from tilepipe.kernels.group import DeviceGroup  # noqa: E402
 from tilepipe.kernels.overlap import group as fused  # noqa: E402
-
-NUM_SMS = 132
-LAUNCH = 3
 
 
 def config_of(*words):
-    point = compose_point(
-        *("hardware=h200_x1", "kernel=dispatch_gemm", "workload=tiny", "measure=quick"),
-        *("launch.num_ranks=2", "kernel.num_comm_ctas=12", *words),
-    )
-    return config_from_dict(point.config)
+    return plain.config_of("dispatch_gemm", plain.CTAS, *words)
 
 
 def group_of(config):
-    placed = placed_routing(config)
-    shape = shape_of(config, placed.physical, CudaDispatchGemm.memory(config))
-    return DeviceGroup(
-        plan_settings(config, placed),
-        shape,
-        knobs_of(config),
-        watchdog_s=1.0,
-        device=torch.device("cpu"),
-    )
+    return plain.group_of(config, CudaDispatchGemm)
 
 
 def test_symmetric_bytes_are_what_a_group_reserves_spare_buffers_included():
@@ -86,8 +66,7 @@ class PlainLaunch:
             group = PlainLaunch.group
             if self.split.num_comm_ctas and not self.sends_aside:
                 send(group, PlainLaunch.payload)
-            for rank in group.ranks:
-                multiply(group, rank, b, PlainLaunch.outs[d.data_ptr()])
+            multiply(group, b, PlainLaunch.outs[d.data_ptr()])
 
         return launch
 
@@ -101,75 +80,36 @@ def send(group, payload):
         group.tensor(rank, Slot.recv_x).view(torch.bfloat16)[torch.from_numpy(held)] = rows
 
 
-def multiply(group, rank, b, out):
-    layout, num_local = group.plans[rank].layout, group.settings.num_experts_per_rank
-    rows = group.tensor(rank, Slot.recv_x).view(torch.bfloat16)
-    for expert, count in enumerate(layout.expert_rows.tolist()):
-        first = int(layout.expert_first_row[expert])
-        part = rows[first : first + count].float() @ b[rank * num_local + expert].float().T
-        out[rank, first : first + count] = part.to(torch.bfloat16)
-    if PlainLaunch.flaw == "tile" and layout.num_rows:
-        out[rank, int(layout.tiles[0, 1])] += 1
-
-
-class PlainLauncher:
-    """Stands for launches of communication alone."""
-
-    def __init__(self, *_, **__):
-        pass
-
-    def prepare(self, *names):
-        pass
-
-    def launch(self, name):
-        if name == "dispatch":
-            send(PlainLaunch.group, PlainLaunch.payload)
+def multiply(group, b, outs):
+    for rank, number, held in experts(group):
+        rows = group.tensor(rank, Slot.recv_x).view(torch.bfloat16)[held]
+        outs[rank, held] = (rows.float() @ b[number].float().T).to(torch.bfloat16)
+    for rank in group.ranks:
+        layout = group.plans[rank].layout
+        if PlainLaunch.flaw == "tile" and layout.num_rows:
+            outs[rank, int(layout.tiles[0, 1])] += 1
 
 
 @pytest.fixture
 def trial(monkeypatch):
-    config = config_of()
-    group = group_of(config)
-    placed = placed_routing(config)
-    group.set_routing(placed.physical)
-    group.launcher = PlainLauncher()
-    monkeypatch.setattr(fused, "FusedLaunch", PlainLaunch)
-    monkeypatch.setattr(group, "launcher_on", PlainLauncher)
-    properties = SimpleNamespace(multi_processor_count=NUM_SMS)
-    monkeypatch.setattr(layer.torch.cuda, "get_device_properties", lambda _: properties)
-    monkeypatch.setattr(PlainLaunch, "made", [])
-    monkeypatch.setattr(PlainLaunch, "flaw", None)
-    monkeypatch.setattr(PlainLaunch, "group", group, raising=False)
+    steps = {"dispatch": lambda: send(PlainLaunch.group, PlainLaunch.payload)}
+    session = session_of(
+        config_of(), CudaDispatchGemm, monkeypatch, launch=PlainLaunch, steps=steps
+    )
+    group = session.group
+    for name, value in (("made", []), ("flaw", None), ("group", group)):
+        monkeypatch.setattr(PlainLaunch, name, value, raising=False)
 
     def fill(launch):
         PlainLaunch.payload = launch
         for rank in group.ranks:
             fill_rows(group.tensor(rank, Slot.x), launch, rank, torch.arange(32))
 
-    session = SimpleNamespace(
-        config=config,
-        placed=placed,
-        group=group,
-        ranks=group.ranks,
-        device=group.device,
-        routing=group.routing,
-        fill_rows_to_send=fill,
-        oracle=lambda rank: DeviceOracle(group.routing, rank=rank, device=group.device),
-    )
+    session.fill_rows_to_send = fill
+    session.oracle = lambda rank: DeviceOracle(group.routing, rank=rank, device=group.device)
     trial = CudaDispatchGemm(session)
     PlainLaunch.outs = {out[0].data_ptr(): out for out in trial._out.values()}
     return trial
-
-
-def run(trial, contender):
-    trial.prepare(contender, LAUNCH)
-    trial.poison(contender)
-    trial.run(contender)
-    return [
-        verdict
-        for rank in trial.session.ranks
-        for verdict in trial.check(contender, rank, LAUNCH, "before")
-    ]
 
 
 @pytest.mark.parametrize("contender", CudaDispatchGemm.checked)

@@ -1,48 +1,30 @@
 """The experiment of GEMM -> combine on a CPU, plain products and sums in place of kernels."""
 
-from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.launch.points import compose_point  # noqa: E402
+from tests.experiments.cuda import plain  # noqa: E402
+from tests.experiments.cuda.plain import LAUNCH, experts, push, reduce, run, session_of  # noqa: E402
 from tilepipe.config.choices import Roles  # noqa: E402
-from tilepipe.config.schemas import config_from_dict  # noqa: E402
-from tilepipe.experiments.cuda import layer  # noqa: E402
 from tilepipe.experiments.cuda.entry import symmetric_bytes_of  # noqa: E402
 from tilepipe.experiments.cuda.gemm_combine import CudaGemmCombine  # noqa: E402
 from tilepipe.experiments.cuda.oracle import DeviceOracle  # noqa: E402
-from tilepipe.experiments.cuda.session import CudaSession, knobs_of  # noqa: E402
-from tilepipe.experiments.setting import placed_routing, plan_settings, shape_of  # noqa: E402
+from tilepipe.experiments.cuda.session import CudaSession  # noqa: E402
 from tilepipe.fabric.table import Slot, Word  # noqa: E402
-from tilepipe.kernels.group import DeviceGroup  # noqa: E402
-from tilepipe.kernels.overlap import group as fused  # noqa: E402
 from tilepipe.kernels.overlap.group import spare_table  # noqa: E402
 from tilepipe.kernels.overlap.home import Reduces  # noqa: E402
 from tilepipe.schedule.packed import SLOT_BITS, TOKEN_BITS  # noqa: E402
 
-LAUNCH = 3
-
 
 def config_of(*words):
-    point = compose_point(
-        *("hardware=h200_x1", "kernel=gemm_combine", "workload=tiny", "measure=quick"),
-        *("launch.num_ranks=2", "kernel.num_comm_ctas=12", *words),
-    )
-    return config_from_dict(point.config)
+    return plain.config_of("gemm_combine", plain.CTAS, *words)
 
 
 def group_of(config):
-    placed = placed_routing(config)
-    return DeviceGroup(
-        plan_settings(config, placed),
-        shape_of(config, placed.physical, CudaGemmCombine.memory(config)),
-        knobs_of(config),
-        watchdog_s=1.0,
-        device=torch.device("cpu"),
-    )
+    return plain.group_of(config, CudaGemmCombine)
 
 
 def test_symmetric_bytes_are_what_a_group_reserves_spare_buffers_included():
@@ -82,60 +64,23 @@ class PlainLaunch:
 
         def launch():
             group, operands = PlainLaunch.group, PlainLaunch.operands
-            for rank in group.ranks:
-                multiply(group, rank, operands[rank], b)
+            multiply(group, operands, b)
             if self.split.num_comm_ctas and not self.sends_aside:
                 push(group)
             if self.plan.reduces:
-                reduce(group, Slot.out)
+                PlainLaunch.reduce(Slot.out)
 
         return launch
 
-
-def multiply(group, rank, a, b):
-    layout, num_local = group.plans[rank].layout, group.settings.num_experts_per_rank
-    out = group.tensor(rank, Slot.y).view(torch.bfloat16)
-    for expert, count in enumerate(layout.expert_rows.tolist()):
-        first = int(layout.expert_first_row[expert])
-        part = a[first : first + count].float() @ b[rank * num_local + expert].float().T
-        out[first : first + count] = part.to(torch.bfloat16)
+    @classmethod
+    def reduce(cls, slot):
+        reduce(cls.group, slot, flawed=cls.flaw == "token")
 
 
-def push(group):
-    for rank in group.ranks:
-        _, held = group.plans[rank].layout.held_rows()
-        homes = group.tensor(rank, Slot.row_home)[torch.from_numpy(held)].tolist()
-        for row, home in zip(held.tolist(), homes, strict=True):
-            peer, token = home >> (TOKEN_BITS + SLOT_BITS), (home >> SLOT_BITS) & 0xFFFFFFFF
-            place = token * group.settings.num_topk + (home & 0xFFFF)
-            group.tensor(peer, Slot.home_y)[place] = group.tensor(rank, Slot.y)[row]
-
-
-def reduce(group, slot):
-    for rank in group.ranks:
-        ids, weights = (torch.from_numpy(part[rank]) for part in PlainLaunch.routing)
-        rows = group.tensor(rank, Slot.home_y).view(torch.bfloat16).float()
-        rows = rows.view(*ids.shape, -1) * weights[..., None]
-        total = torch.where(ids[..., None] >= 0, rows, torch.zeros(())).sum(1)
-        if PlainLaunch.flaw == "token":
-            total[0] += 1
-        group.tensor(rank, slot).view(torch.bfloat16)[: len(total)] = total.to(torch.bfloat16)
-
-
-class PlainLauncher:
-    """Stands for launches of communication alone."""
-
-    def __init__(self, *_, **__):
-        pass
-
-    def prepare(self, *names):
-        pass
-
-    def launch(self, name):
-        if name == "push":
-            push(PlainLaunch.group)
-        if name == "reduce":
-            reduce(PlainLaunch.group, Slot.reduced)
+def multiply(group, operands, b):
+    for rank, number, rows in experts(group):
+        part = operands[rank][rows].float() @ b[number].float().T
+        group.tensor(rank, Slot.y).view(torch.bfloat16)[rows] = part.to(torch.bfloat16)
 
 
 def let_rows_know_home(group):
@@ -144,7 +89,7 @@ def let_rows_know_home(group):
     for rank in group.ranks:
         _, held = group.plans[rank].layout.held_rows()
         source, token = (torch.from_numpy(part[held]).long() for part in homes[rank])
-        ids = PlainLaunch.routing[0]
+        ids = [torch.from_numpy(part) for part in group.routing.topk_idx]
         first = rank * group.settings.num_experts_per_rank
         tile_of, _ = group.plans[rank].layout.held_rows()
         experts = group.plans[rank].layout.tiles[tile_of, 0] + first
@@ -159,47 +104,20 @@ def let_rows_know_home(group):
 
 @pytest.fixture
 def trial(monkeypatch):
-    config = config_of()
-    group, placed = group_of(config), placed_routing(config)
-    routing = placed.physical
-    group.set_routing(routing)
-    group.launcher = PlainLauncher()
-    monkeypatch.setattr(fused, "FusedLaunch", PlainLaunch)
-    monkeypatch.setattr(group, "launcher_on", PlainLauncher)
-    properties = SimpleNamespace(multi_processor_count=132)
-    monkeypatch.setattr(layer.torch.cuda, "get_device_properties", lambda _: properties)
-    for name, value in (
-        ("made", []),
-        ("flaw", None),
-        ("group", group),
-        ("routing", (routing.topk_idx, routing.topk_weights)),
-    ):
+    steps = {
+        "push": lambda: push(PlainLaunch.group),
+        "reduce": lambda: PlainLaunch.reduce(Slot.reduced),
+    }
+    session = session_of(config_of(), CudaGemmCombine, monkeypatch, launch=PlainLaunch, steps=steps)
+    group = session.group
+    for name, value in (("made", []), ("flaw", None), ("group", group)):
         monkeypatch.setattr(PlainLaunch, name, value, raising=False)
-    session = SimpleNamespace(
-        config=config,
-        placed=placed,
-        group=group,
-        ranks=group.ranks,
-        device=group.device,
-        routing=routing,
-        exchange_homes=lambda: let_rows_know_home(group),
-        received_homes=lambda rank: CudaSession.received_homes(session, rank),
-        oracle=lambda rank: DeviceOracle(routing, rank=rank, device=group.device),
-    )
+    session.exchange_homes = lambda: let_rows_know_home(group)
+    session.received_homes = lambda rank: CudaSession.received_homes(session, rank)
+    session.oracle = lambda rank: DeviceOracle(session.routing, rank=rank, device=group.device)
     trial = CudaGemmCombine(session)
     PlainLaunch.operands = trial._a
     return trial
-
-
-def run(trial, contender):
-    trial.prepare(contender, LAUNCH)
-    trial.poison(contender)
-    trial.run(contender)
-    return [
-        verdict
-        for rank in trial.session.ranks
-        for verdict in trial.check(contender, rank, LAUNCH, "before")
-    ]
 
 
 @pytest.mark.parametrize("contender", CudaGemmCombine.checked)

@@ -7,44 +7,25 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.launch.points import compose_point  # noqa: E402
+from tests.experiments.cuda import plain  # noqa: E402
+from tests.experiments.cuda.plain import LAUNCH  # noqa: E402
 from tilepipe.baselines.products import Operands  # noqa: E402
 from tilepipe.config.choices import Granularity, StoreMode  # noqa: E402
-from tilepipe.config.schemas import config_from_dict  # noqa: E402
 from tilepipe.experiments.cuda import grouped_gemm  # noqa: E402
 from tilepipe.experiments.cuda.entry import symmetric_bytes_of  # noqa: E402
 from tilepipe.experiments.cuda.grouped_gemm import CudaGroupedGemm  # noqa: E402
 from tilepipe.experiments.cuda.oracle import DeviceOracle  # noqa: E402
-from tilepipe.experiments.cuda.session import knobs_of, plans_on_device  # noqa: E402
-from tilepipe.experiments.setting import placed_routing, plan_settings, shape_of  # noqa: E402
+from tilepipe.experiments.cuda.session import plans_on_device  # noqa: E402
+from tilepipe.experiments.setting import placed_routing  # noqa: E402
 from tilepipe.fabric.table import Slot, Word  # noqa: E402
-from tilepipe.kernels.group import DeviceGroup  # noqa: E402
-
-LAUNCH = 3
 
 
 def config_of(*words):
-    point = compose_point(
-        *("hardware=h200_x1", "kernel=grouped_gemm", "workload=tiny", "measure=quick"),
-        *("launch.num_ranks=2", *words),
-    )
-    return config_from_dict(point.config)
-
-
-# What a configuration becomes.
+    return plain.config_of("grouped_gemm", *words)
 
 
 def group_of(config):
-    placed = placed_routing(config)
-    shape = shape_of(config, placed.physical, CudaGroupedGemm.memory(config))
-    return DeviceGroup(
-        plan_settings(config, placed),
-        shape,
-        knobs_of(config),
-        watchdog_s=1.0,
-        device=torch.device("cpu"),
-        plans_on_device=plans_on_device(config),
-    )
+    return plain.group_of(config, CudaGroupedGemm, plans_on_device=plans_on_device(config))
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])

@@ -1,48 +1,32 @@
 """The experiment of a whole layer on a CPU, plain products and sums in place of kernels."""
 
-from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.launch.points import compose_point  # noqa: E402
-from tilepipe.config.schemas import config_from_dict  # noqa: E402
-from tilepipe.experiments.cuda import layer, moe_layer  # noqa: E402
+from tests.experiments.cuda import plain  # noqa: E402
+from tests.experiments.cuda.plain import LAUNCH, experts, push, reduce, run, session_of  # noqa: E402
+from tilepipe.experiments.cuda import moe_layer  # noqa: E402
 from tilepipe.experiments.cuda.beside_layer import BesideTorchLayer  # noqa: E402
 from tilepipe.experiments.cuda.entry import symmetric_bytes_of  # noqa: E402
 from tilepipe.experiments.cuda.moe_layer import CudaMoeLayer  # noqa: E402
 from tilepipe.experiments.cuda.payload import fill_rows  # noqa: E402
-from tilepipe.experiments.cuda.session import CudaSession, knobs_of  # noqa: E402
-from tilepipe.experiments.setting import placed_routing, plan_settings, shape_of  # noqa: E402
+from tilepipe.experiments.cuda.session import CudaSession  # noqa: E402
 from tilepipe.fabric.table import Slot, Word  # noqa: E402
 from tilepipe.kernels.gemm.choices import Epilogue  # noqa: E402
 from tilepipe.kernels.group import DeviceGroup  # noqa: E402
-from tilepipe.kernels.overlap import group as fused  # noqa: E402
 from tilepipe.kernels.overlap.home import HomePlan  # noqa: E402
 from tilepipe.schedule.packed import SLOT_BITS, TOKEN_BITS  # noqa: E402
 
-LAUNCH = 3
-
 
 def config_of(*words):
-    point = compose_point(
-        *("hardware=h200_x1", "kernel=moe_layer", "workload=tiny", "measure=quick"),
-        *("launch.num_ranks=2", "kernel.num_comm_ctas=12", *words),
-    )
-    return config_from_dict(point.config)
+    return plain.config_of("moe_layer", plain.CTAS, *words)
 
 
 def group_of(config):
-    placed = placed_routing(config)
-    return DeviceGroup(
-        plan_settings(config, placed),
-        shape_of(config, placed.physical, CudaMoeLayer.memory(config)),
-        knobs_of(config),
-        watchdog_s=1.0,
-        device=torch.device("cpu"),
-    )
+    return plain.group_of(config, CudaMoeLayer)
 
 
 class Plain:
@@ -53,19 +37,9 @@ class Plain:
     flaw: ClassVar[str | None]
 
     @classmethod
-    def experts(cls):
-        """Rank, local expert, its number in the group, its first row and its rows."""
-        num_local = cls.group.settings.num_experts_per_rank
-        for rank in cls.group.ranks:
-            layout = cls.group.plans[rank].layout
-            for expert, count in enumerate(layout.expert_rows.tolist()):
-                first = int(layout.expert_first_row[expert])
-                yield rank, rank * num_local + expert, slice(first, first + count)
-
-    @classmethod
     def dispatch(cls):
         ids = cls.group.routing.topk_idx
-        for rank, number, rows in cls.experts():
+        for rank, number, rows in experts(cls.group):
             x, homes = [], []
             for source, own in enumerate(ids):
                 for token, slot in zip(*(own == number).nonzero(), strict=True):
@@ -78,7 +52,7 @@ class Plain:
 
     @classmethod
     def multiply(cls, rank_rows, weights, out, epilogue):
-        for rank, number, rows in cls.experts():
+        for rank, number, rows in experts(cls.group):
             part = rank_rows(rank)[rows].float() @ weights[number].float().T
             if epilogue is not Epilogue.none:
                 gate, up = part.chunk(2, dim=1)
@@ -89,27 +63,11 @@ class Plain:
 
     @classmethod
     def push(cls):
-        num_topk = cls.group.settings.num_topk
-        for rank, _, rows in cls.experts():
-            homes = cls.group.tensor(rank, Slot.row_home)[rows].tolist()
-            for row, home in zip(range(rows.start, rows.stop), homes, strict=True):
-                peer, token = home >> (TOKEN_BITS + SLOT_BITS), (home >> SLOT_BITS) & 0xFFFFFFFF
-                place = token * num_topk + (home & 0xFFFF)
-                cls.group.tensor(peer, Slot.home_y)[place] = cls.group.tensor(rank, Slot.y)[row]
+        push(cls.group)
 
     @classmethod
     def reduce(cls, slot):
-        routing = cls.group.routing
-        for rank in cls.group.ranks:
-            ids, weights = (
-                torch.from_numpy(part[rank]) for part in (routing.topk_idx, routing.topk_weights)
-            )
-            rows = cls.group.tensor(rank, Slot.home_y).view(torch.bfloat16).float()
-            rows = rows.view(-1, ids.shape[1], rows.shape[1])[: len(ids)] * weights[..., None]
-            total = torch.where(ids[..., None] >= 0, rows, torch.zeros(())).sum(1)
-            if cls.flaw == "token":
-                total[0] += 1
-            cls.group.tensor(rank, slot).view(torch.bfloat16)[: len(total)] = total.bfloat16()
+        reduce(cls.group, slot, flawed=cls.flaw == "token")
 
 
 class PlainLaunch:
@@ -143,59 +101,22 @@ class PlainLaunch:
         return launch
 
 
-class PlainLauncher:
-    """Stands for launches of communication alone."""
-
-    def __init__(self, *_, **__):
-        pass
-
-    def prepare(self, *names):
-        pass
-
-    def launch(self, name):
-        if name in ("dispatch", "push"):
-            getattr(Plain, name)()
-        if name == "reduce":
-            Plain.reduce(Slot.reduced)
-
-
 @pytest.fixture
 def trial(monkeypatch):
-    config = config_of()
-    group, placed = group_of(config), placed_routing(config)
-    group.set_routing(placed.physical)
-    group.launcher = PlainLauncher()
-    monkeypatch.setattr(fused, "FusedLaunch", PlainLaunch)
-    monkeypatch.setattr(group, "launcher_on", PlainLauncher)
+    steps = {
+        "dispatch": Plain.dispatch,
+        "push": Plain.push,
+        "reduce": lambda: Plain.reduce(Slot.reduced),
+    }
+    session = session_of(config_of(), CudaMoeLayer, monkeypatch, launch=PlainLaunch, steps=steps)
     monkeypatch.setattr(moe_layer, "bind_swiglu", lambda product, out, num_sms: lambda: None)
-    properties = SimpleNamespace(multi_processor_count=132)
-    monkeypatch.setattr(layer.torch.cuda, "get_device_properties", lambda _: properties)
-    for name, value in (("group", group), ("made", []), ("flaw", None)):
+    for name, value in (("group", session.group), ("made", []), ("flaw", None)):
         monkeypatch.setattr(Plain, name, value, raising=False)
-    session = SimpleNamespace(
-        config=config,
-        placed=placed,
-        group=group,
-        ranks=group.ranks,
-        device=group.device,
-        routing=placed.physical,
-        fill_rows_to_send=lambda launch: CudaSession.fill_rows_to_send(session, launch),
-    )
+    session.fill_rows_to_send = lambda launch: CudaSession.fill_rows_to_send(session, launch)
     trial = CudaMoeLayer(session)
     monkeypatch.setattr(Plain, "h", trial._h, raising=False)
     monkeypatch.setattr(Plain, "product", trial._product, raising=False)
     return trial
-
-
-def run(trial, contender):
-    trial.prepare(contender, LAUNCH)
-    trial.poison(contender)
-    trial.run(contender)
-    return [
-        verdict
-        for rank in trial.session.ranks
-        for verdict in trial.check(contender, rank, LAUNCH, "before")
-    ]
 
 
 def test_symmetric_bytes_are_what_a_group_reserves_and_nothing_is_kept_spare():

@@ -10,6 +10,7 @@ import torch
 
 from tilepipe.config.choices import Roles
 from tilepipe.config.schemas import Config, DispatchGemmKernel
+from tilepipe.experiments.cuda.launches import Launched
 from tilepipe.experiments.cuda.layer import layers_of
 from tilepipe.experiments.cuda.oracle import poison
 from tilepipe.experiments.cuda.session import CudaSession
@@ -24,13 +25,12 @@ from tilepipe.kernels.overlap.group import (
     upload_layer,
 )
 from tilepipe.kernels.overlap.launch import BoundLaunch
-from tilepipe.measure.device import Part
 from tilepipe.records import Verdict
 
 __all__ = ["TRIAL", "CudaDispatchGemm"]
 
 
-class CudaDispatchGemm:
+class CudaDispatchGemm(Launched):
     """The fused launch, its parts one after the other, and the rungs of the ladder between them."""
 
     contenders = (
@@ -115,10 +115,6 @@ class CudaDispatchGemm:
             poison(self.session.group.tensor(rank, Slot.recv_x))
         poison(self._out[contender])
 
-    def run(self, contender: str) -> None:
-        for _, launch in self._parts(contender):
-            launch()
-
     def time(self, contender: str) -> Components:
         whole = contender in ("fused", "sequential", "dispatch")
         return self.session.time(self._parts(contender), whole=whole)
@@ -136,15 +132,6 @@ class CudaDispatchGemm:
             group.open(exchange=True, preset=preset)
 
         return open_launch
-
-    def _parts(self, contender: str) -> list[Part]:
-        launches = self._launches[contender]
-
-        def stage() -> None:
-            for launch in launches:
-                launch()
-
-        return [("plan", self.opening(contender)), ("stage", stage)]
 
     def check(self, contender: str, rank: int, launch: int, stage: str) -> list[Verdict]:
         session = self.session

@@ -7,7 +7,13 @@ no GPU and loads no kernel.
 import importlib
 
 from tilepipe.config.schemas import Config
-from tilepipe.experiments.setting import Memory, placed_routing, plan_settings, shape_of
+from tilepipe.experiments.setting import (
+    Memory,
+    placed_routing,
+    plan_settings,
+    refuse_overflow,
+    shape_of,
+)
 from tilepipe.fabric.device_heap import device_bytes
 from tilepipe.kernels.buffers import buffer_specs
 from tilepipe.records import RankRecord
@@ -34,7 +40,7 @@ def run_ranks(config: Config) -> tuple[RankRecord, ...]:
 
 
 def symmetric_bytes_of(config: Config) -> int:
-    """Bytes of device memory that each rank would reserve; raises what `draw` and `place` do."""
+    """Bytes of device memory that each rank would reserve; raises as on the host."""
     hidden = config.workload.hidden
     memory = {
         "dispatch": Memory(dispatch_hidden=hidden),
@@ -45,5 +51,6 @@ def symmetric_bytes_of(config: Config) -> int:
         "moe_layer": Memory(dispatch_hidden=hidden, home_hidden=hidden),
     }[config.operation.name]
     placed = placed_routing(config)
-    shape = shape_of(config, placed.physical, memory)
-    return device_bytes(buffer_specs(plan_settings(config, placed), shape))
+    settings, shape = plan_settings(config, placed), shape_of(config, placed.physical, memory)
+    refuse_overflow(placed.physical, settings, shape)
+    return device_bytes(buffer_specs(settings, shape))

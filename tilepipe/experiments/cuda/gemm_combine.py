@@ -10,6 +10,7 @@ import torch
 
 from tilepipe.config.choices import Push, Roles, Walk
 from tilepipe.config.schemas import Config, GemmCombineKernel
+from tilepipe.experiments.cuda.launches import Homeward
 from tilepipe.experiments.cuda.layer import layers_of
 from tilepipe.experiments.cuda.oracle import poison
 from tilepipe.experiments.cuda.payload import fill_rows
@@ -20,13 +21,12 @@ from tilepipe.kernels.overlap.group import ctas_alone, ctas_beside, spare_table
 from tilepipe.kernels.overlap.home import Reduces
 from tilepipe.kernels.overlap.home_group import fused_home_launch, gemm_home_launch, upload_home
 from tilepipe.kernels.overlap.launch import BoundLaunch
-from tilepipe.measure.device import Part
 from tilepipe.records import Verdict
 
 __all__ = ["TRIAL", "CudaGemmCombine"]
 
 
-class CudaGemmCombine:
+class CudaGemmCombine(Homeward):
     """The fused launch, its parts one after the other, and the rungs of the ladder between them."""
 
     contenders = (
@@ -105,14 +105,6 @@ class CudaGemmCombine:
             for slot in (Slot.y, Slot.home_y, self._output(contender)):
                 poison(self.session.group.tensor(rank, slot))
 
-    @staticmethod
-    def _output(contender: str) -> Slot:
-        return Slot.out if contender == "fused" else Slot.reduced
-
-    def run(self, contender: str) -> None:
-        for _, launch in self._parts(contender):
-            launch()
-
     def time(self, contender: str) -> Components:
         whole = contender in ("fused", "sequential", "push")
         return self.session.time(self._parts(contender), whole=whole)
@@ -129,23 +121,11 @@ class CudaGemmCombine:
 
         return open_launch
 
-    def _parts(self, contender: str) -> list[Part]:
-        launches = self._launches[contender]
-
-        def stage() -> None:
-            for launch in launches:
-                launch()
-
-        return [("plan", self.opening(contender)), ("stage", stage)]
-
     def check(self, contender: str, rank: int, launch: int, stage: str) -> list[Verdict]:
         session = self.session
-        # Of the tokens that the rank has: there is room for those of the rank with the most.
-        num_tokens = len(session.routing.topk_idx[rank])
-        out = session.group.tensor(rank, self._output(contender))[:num_tokens]
         verdict = session.oracle(rank).check_gemm_combined(
             launch,
-            out.view(torch.bfloat16),
+            self.tokens_of(contender, rank),
             experts=session.placed.placement.expert_of.tolist(),
             num_k=self._layer.k,
             contender=contender,

@@ -18,6 +18,7 @@ import torch
 
 from tilepipe.config.choices import Push, Roles, Walk
 from tilepipe.config.schemas import Config, MoeLayerKernel
+from tilepipe.experiments.cuda.launches import Homeward
 from tilepipe.experiments.cuda.layer import layers_of
 from tilepipe.experiments.cuda.layer_oracle import LayerOracle
 from tilepipe.experiments.cuda.oracle import poison
@@ -34,7 +35,6 @@ from tilepipe.kernels.overlap.group import (
 )
 from tilepipe.kernels.overlap.home_group import fused_home_launch, gemm_home_launch, upload_home
 from tilepipe.kernels.swiglu import bind_swiglu
-from tilepipe.measure.device import Part
 from tilepipe.records import Verdict
 
 __all__ = ["TRIAL", "CudaMoeLayer"]
@@ -43,7 +43,7 @@ __all__ = ["TRIAL", "CudaMoeLayer"]
 _SENDING = ("fused", "sequential", "dispatch_gemm")
 
 
-class CudaMoeLayer:
+class CudaMoeLayer(Homeward):
     """The layer fused, its parts one after the other, and its halves with SwiGLU apart."""
 
     contenders = ("fused", "sequential", "dispatch_gemm", "swiglu", "gemm_combine")
@@ -123,34 +123,12 @@ class CudaMoeLayer:
             poison(group.tensor(rank, Slot.row_home))
         poison(self._h)
 
-    @staticmethod
-    def _output(contender: str) -> Slot:
-        return Slot.out if contender == "fused" else Slot.reduced
-
-    def run(self, contender: str) -> None:
-        for _, launch in self._parts(contender):
-            launch()
-
     def time(self, contender: str) -> Components:
         whole = contender in self.checked
         return self.session.time(self._parts(contender), whole=whole)
 
-    def _parts(self, contender: str) -> list[Part]:
-        launches = self._launches[contender]
-        opening = partial(self.session.group.open, exchange=contender in _SENDING)
-
-        def stage() -> None:
-            for launch in launches:
-                launch()
-
-        return [("plan", opening), ("stage", stage)]
-
-    def tokens_of(self, contender: str, rank: int) -> torch.Tensor:  # (num_tokens, hidden) bf16
-        """What the latest run of a contender has left on a rank."""
-        # Of the tokens that the rank has: there is room for those of the rank with the most.
-        num_tokens = len(self.session.routing.topk_idx[rank])
-        out = self.session.group.tensor(rank, self._output(contender))[:num_tokens]
-        return out.view(torch.bfloat16)
+    def opening(self, contender: str) -> Callable[[], None]:
+        return partial(self.session.group.open, exchange=contender in _SENDING)
 
     def oracle(self, rank: int) -> LayerOracle:
         """The oracle of a rank, made when it is first asked."""

@@ -1,0 +1,220 @@
+"""How benchmarks end: without a GPU in a sentence, interrupted with what they have measured."""
+
+import csv
+import pkgutil
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+import pytest
+
+import benchmarks
+from benchmarks.program import EXIT_LATE, NotHere, job_code, need_gpus, num_started
+from tilepipe.stopping import Interrupted
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("cutlass")
+
+ROOT = Path(benchmarks.__file__).resolve().parents[1]
+# Of the program modules those that measure on a GPU.
+ON_GPU = [
+    *("beside_limit", "comm_ctas", "depths", "gemm_peers", "home_times", "home_ways"),
+    *("overlap_times", "plan_times", "stamps_agree"),
+]
+
+
+def programs():
+    modules = [found.name for found in pkgutil.iter_modules(benchmarks.__path__)]
+    return [name for name in modules if "__main__" in (ROOT / f"benchmarks/{name}.py").read_text()]
+
+
+def test_every_program_is_started_and_ended_alike():
+    for name in programs():
+        assert (ROOT / f"benchmarks/{name}.py").read_text().endswith("    run(main)\n"), name
+
+
+@pytest.mark.parametrize("name", ON_GPU)
+def test_a_benchmark_that_finds_no_gpu_says_so_and_writes_nothing(name, tmp_path, monkeypatch):
+    module = __import__(f"benchmarks.{name}", fromlist=["main"])
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", str(tmp_path / "out")])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    with pytest.raises(NotHere, match="this benchmark needs 1 NVIDIA GPU"):
+        module.main()
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_few_gpus_are_told_with_their_number(monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+    need_gpus(2)
+    with pytest.raises(NotHere, match=r"needs 4 NVIDIA GPUs and torch finds 2; start it on a host"):
+        need_gpus(4)
+
+
+def test_processes_that_were_not_started_together_are_told_how(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+    with pytest.raises(NotHere, match=r"WORLD_SIZE is not set: start a process a GPU, as in "):
+        num_started()
+
+
+def ended(body, *, cwd):
+    program = f"""
+import signal, time
+from benchmarks.program import NotHere, run
+from pathlib import Path
+def main():
+{body}
+run(main)
+"""
+    return subprocess.run(
+        [sys.executable, "-c", program], cwd=cwd, capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "said"),
+    [
+        ("    return 3", 3, ""),
+        ("    return 'failed: a'", 1, "failed: a\n"),
+        ("    raise NotHere('no GPU')", 2, "no GPU\n"),
+        (
+            "    for _ in range(3): signal.raise_signal(signal.SIGTERM)",
+            130,
+            "stopped by SIGTERM: what was measured before is written\n",
+        ),
+    ],
+)
+def test_a_benchmark_ends_with_a_sentence_and_never_a_traceback(body, code, said, tmp_path):
+    done = ended(body, cwd=ROOT)
+
+    assert (done.returncode, done.stderr) == (code, said)
+
+
+WRITES = """
+import signal, sys, time
+from pathlib import Path
+def end(*_):
+    Path(sys.argv[1]).write_text("measured")
+    sys.exit(3)
+signal.signal(signal.SIGTERM, end)
+Path(sys.argv[1]).write_text("began")
+time.sleep(60)
+"""
+
+
+def test_a_job_that_is_late_may_write_what_it_has(tmp_path):
+    out = tmp_path / "out"
+    begin = time.monotonic()
+
+    words = [sys.executable, "-c", WRITES, str(out)]
+    code = job_code(words, errors=tmp_path / "errors", limit_s=1.5)
+
+    assert code == EXIT_LATE
+    assert out.read_text() == "measured"
+    assert time.monotonic() - begin < 30
+
+
+def measured_lines(path):
+    with path.open(newline="") as file:
+        return [(row["num_comm_ctas"], row["median_us"]) for row in csv.DictReader(file)]
+
+
+def test_jobs_that_are_interrupted_leave_the_lines_of_those_that_ran(tmp_path, monkeypatch):
+    from benchmarks import comm_ctas
+
+    out = tmp_path / "out.csv"
+    jobs = comm_ctas.JOBS[:3]
+    stale = out.with_suffix(f".{jobs[2]}.csv")
+    comm_ctas.write(stale, [["of an earlier run", *[""] * 4, "9", *[""] * 5]])
+
+    def fake(words, *, errors, limit_s):
+        if jobs[1] in words:
+            comm_ctas.write(Path(words[3]), [[*[""] * 5, "4", "5.0", *[""] * 4]])
+            raise Interrupted("SIGINT")
+        comm_ctas.write(Path(words[3]), [[*[""] * 5, "2", "7.0", *[""] * 4]])
+        return 0
+
+    monkeypatch.setattr(comm_ctas, "job_code", fake)
+    monkeypatch.setattr(comm_ctas, "need_gpus", lambda: None)
+    words = [part for job in jobs for part in ("--job", job)]
+    monkeypatch.setattr(sys, "argv", ["comm_ctas.py", str(out), *words])
+
+    with pytest.raises(Interrupted):
+        comm_ctas.main()
+
+    assert measured_lines(out) == [("2", "7.0"), ("4", "5.0")]
+
+
+def test_a_job_that_is_interrupted_leaves_what_it_has_compared_and_timed(tmp_path, monkeypatch):
+    from benchmarks import comm_ctas
+
+    class Bench:
+        num_sms = 8
+        session = types.SimpleNamespace(
+            config=types.SimpleNamespace(
+                kernel=types.SimpleNamespace(copy=types.SimpleNamespace(name="simt"))
+            )
+        )
+
+        def __init__(self, stack, operation, *, num_ranks, cluster_m):
+            pass
+
+        def prepare(self, count):
+            return "does not fit" if count == 6 else "ok"
+
+        def timed(self, count, number):
+            if number == 11:  # of 2 counts with 2 warm-ups: the fourth iteration
+                raise Interrupted("SIGTERM")
+            return {"stage": (0, 1000 * count)}
+
+    monkeypatch.setattr(comm_ctas, "Bench", Bench)
+    out = tmp_path / "part.csv"
+
+    with pytest.raises(Interrupted):
+        comm_ctas.run_job("dispatch_gemm-1-1", out, 12, (2, 4, 6, 64))
+
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["num_comm_ctas"], row["median_us"], row["verdict"]) for row in rows] == [
+        ("2", "2.0", "ok"),
+        ("4", "4.0", "ok"),
+        ("6", "", "does not fit"),
+    ]
+
+
+def test_rows_stand_in_the_file_as_soon_as_they_are_known(tmp_path, capsys):
+    from benchmarks.beside_limit import write_as_measured
+
+    def rows():
+        yield {"a": 1, "b": 2}
+        raise Interrupted("SIGINT")
+
+    with pytest.raises(Interrupted):
+        write_as_measured(tmp_path / "out.csv", rows())
+
+    assert (tmp_path / "out.csv").read_text() == "a,b\n1,2\n"
+
+
+def test_children_of_stamps_agree_end_with_it_and_what_ended_is_told(tmp_path, monkeypatch):
+    from benchmarks import stamps_agree
+
+    monkeypatch.setattr(stamps_agree, "need_gpus", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["stamps_agree.py", str(tmp_path), "dispatch_switch"])
+
+    def interrupted(names, folder, limit_s, lock):
+        (folder / "one.json").write_text("{}")
+        raise Interrupted("SIGINT")
+
+    monkeypatch.setattr(stamps_agree, "_run_all", interrupted)
+
+    with pytest.raises(Interrupted):
+        stamps_agree.main()
+
+    assert len((tmp_path / "agreement.csv").read_text().splitlines()) == 2
