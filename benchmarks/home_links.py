@@ -36,8 +36,8 @@ from tilepipe.measure.stats import integer_median
 
 # Chunks -> CTAs that only reduce until the others join them.
 FUSED = {4: (8, 4, 6, 10, 12, 16), 2: (8, 6, 12), 7: (8,)}
-# Of four chunks, with tokens in the order of their numbers.
-BY_NUMBER = (8, 12)
+# Chunks and CTAs, with tokens in the order of their numbers.
+BY_NUMBER = ((4, 8), (2, 8), (2, 6))
 
 
 def main() -> int:
@@ -126,8 +126,11 @@ class LinkedBench(WaysBench):
         for chunks, counts in FUSED.items():
             for count in counts:
                 yield f"chunks_{chunks}_ctas_{count}", self._fused(chunks, count)
-        for count in BY_NUMBER:
-            yield f"chunks_4_by_number_ctas_{count}", self._fused(4, count, by_number=True)
+        for chunks, count in BY_NUMBER:
+            yield (
+                f"chunks_{chunks}_by_number_ctas_{count}",
+                self._fused(chunks, count, by_number=True),
+            )
 
     def _fused(self, chunks: int, count: int, *, by_number: bool = False) -> Way:
         group = self.group_by(replace(self.knobs, num_ctas=count), Walk.chunk, chunks)
