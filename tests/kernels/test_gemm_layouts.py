@@ -147,7 +147,7 @@ def test_the_descriptor_of_b_that_the_host_makes_has_the_box_of_the_kernel(name,
     b = torch.empty(32, 4096, 7168, dtype=torch.bfloat16, device="meta")
 
     with pytest.raises(RuntimeError, match="CUDA_ERROR_INVALID_VALUE for B") as caught:
-        launch._wide_descriptor(plan, b)
+        launch.wide_descriptor(plan, b)
 
     assert "plan with wide_b=False" in str(caught.value)
     sizes, strides, box = ([int(size) for size in found] for found in asked[3:6])

@@ -238,7 +238,7 @@ def waiting_reduction(constants, order):
     """A reduction alone that looks at counters, as the fused launch has it."""
 
     def body(table, rank, lane, warp, num_warps, ring, barriers, cost_ns, latency_ns, limit_ns):
-        how = (constants, Slot.reduced, True, limit_ns, None, order)
+        how = (constants, Slot.reduced, True, limit_ns, None, None, order)
         reduce_tokens(table, rank, lane, ring, *how)
 
     return communication_entry(constants, body, moves=False, reduces=True)
