@@ -36,9 +36,9 @@ SPAN_KINDS = {
     "idle": "the rest: nothing was there to do",
 }
 STAMPED_TERM = (
-    "late, tail by stamps in kernels: how much longer an SM that multiplies is at tiles, waits for "
-    "rows included, than in gemm_contended, mean over those SMs; from the last tile to the last "
-    "token, less the lag of a push; null but for points recorded on a GPU"
+    "late, tail by stamps in kernels: time for which an SM that multiplies only waits for rows, "
+    "mean over those SMs; from the last tile to the last token, less the lag of a push; null but "
+    "for points recorded on a GPU"
 )
 STAMPED_WINDOW = "behind the barrier of stamped launches: median of several, slowest rank"
 # Kind of a span -> the share of its lane that it counts to.
