@@ -139,18 +139,12 @@ def test_an_sm_that_never_gets_to_a_tile_elsewhere_leaves_its_share_to_those_tha
     assert late_ns({0: here}, {0: contended}) == 10_000
 
 
-def test_of_several_ranks_the_one_that_takes_longest_counts_as_the_launch_ends_with_it():
-    tile = {"m_tile": 3}
-    # A rank with few tiles waits long, one with many hardly: nobody waits for the first.
-    few = lane("0.4", COMPUTE, ("wait", 0, 40, tile), ("tile", 40, 50, tile))
-    many = lane("1.4", COMPUTE, ("wait", 0, 6, tile), ("tile", 6, 90, tile))
-    quick = {
-        0: lane("0.4", COMPUTE, ("tile", 0, 10, tile)),
-        1: lane("1.4", COMPUTE, ("tile", 0, 84, tile)),
-    }
+def test_of_several_ranks_the_one_that_loses_most_counts():
+    quick = multiplying(0, ready_us=0)
 
-    assert late_ns({0: few}, quick) == 40_000
-    assert late_ns({0: few, 1: many}, quick) == 6_000
+    late = late_ns({0: multiplying(0), 1: multiplying(0, ready_us=10)}, {0: quick, 1: quick})
+
+    assert late == 30_000
 
 
 def test_the_tail_is_from_the_last_tile_to_the_last_token_less_the_lag_of_a_push():

@@ -118,17 +118,14 @@ def late_ns(spans: Mapping[int, Sequence[Span]], contended: Mapping[int, Sequenc
     SMs wait for rows, and multiply slower once waiting has put them out of step. So what counts is
     how much longer SMs are at tiles here than there: waiting for rows, loading and multiplying. As
     mean of the SMs that multiply: tiles are handed out late, so what one of them loses all make
-    good. Of the rank that takes longest in each launch, which ends with it; 0 where nothing is
-    multiplied.
+    good. Of the rank that loses most; 0 where nothing is multiplied.
     """
-    here_ns, there_ns = [0.0], [0.0]
-    for rank, found in spans.items():
-        num_sms, here = _at_tiles(found)
-        if num_sms:
-            # Those of this launch: who sends may get to tiles in one of the two alone.
-            here_ns.append(here / num_sms)
-            there_ns.append(_at_tiles(contended[rank])[1] / num_sms)
-    return round(max(here_ns) - max(there_ns))
+    return max((_late_of(found, contended[rank]) for rank, found in spans.items()), default=0)
+
+
+def _late_of(spans: Sequence[Span], contended: Sequence[Span]) -> int:
+    (sms, here), (_, there) = _at_tiles(spans), _at_tiles(contended)
+    return round((here - there) / sms) if sms else 0
 
 
 def _at_tiles(spans: Sequence[Span]) -> tuple[int, int]:
