@@ -46,8 +46,7 @@ _NUM_ITERS = 15
 _NUM_PAIRS = 7  # of launches with stamps and without
 _COLUMNS = (
     *("job", "fused_us", "contended_us", "stamping_cost", "term", "breakdown_us", "low_us"),
-    *("high_us", "stamped_us", "allowed_us", "agrees", "kernel_us", "spans_us", "sms"),
-    *("contended_sms", "faults"),
+    *("high_us", "stamped_us", "allowed_us", "agrees", "kernel_us", "spans_us", "sms", "faults"),
 )
 
 
@@ -133,7 +132,6 @@ def _read(name: str, config: Any, series: Any, taken: Any) -> tuple[dict[str, An
         "kernel_us": counts["recorded_ns"] / 1e3,
         "spans_us": spans_ns / 1e3,
         "sms": _roles(recorded.spans[first]),
-        "contended_sms": _roles(taken.contended[-1].spans()[first]) if taken.contended else "",
     }
     return row, recorded.spans
 

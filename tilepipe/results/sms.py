@@ -34,8 +34,6 @@ _RANK = {
     )
 }
 
-_AT_TILES = (SpanKind.wait, SpanKind.copy, SpanKind.tile)
-
 
 def sm_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
     """The spans of one rank with one lane for each SM; lanes without a warp stay as they are."""
@@ -111,33 +109,25 @@ def role_times(spans: Iterable[Span]) -> dict[str, RoleTimes]:
     return told
 
 
-def late_ns(spans: Mapping[int, Sequence[Span]], contended: Mapping[int, Sequence[Span]]) -> int:
-    """Dispatch -> GEMM: how much longer a launch takes since rows come late, by its spans and those
-    of a launch that sends as many rows elsewhere and finds its own all there.
+def late_ns(spans: Mapping[int, Sequence[Span]]) -> int:
+    """Dispatch -> GEMM: how much longer a launch takes since rows come late, by its spans.
 
-    SMs wait for rows, and multiply slower once waiting has put them out of step. So what counts is
-    how much longer SMs are at tiles here than there: waiting for rows, loading and multiplying. As
-    mean of the SMs that multiply: tiles are handed out late, so what one of them loses all make
-    good. Of the rank that loses most; 0 where nothing is multiplied.
+    The time for which an SM that multiplies does nothing but wait for rows, averaged over those
+    SMs: tiles are handed out late, so what one of them loses all make good. Of the rank that loses
+    most; 0 where nothing is multiplied.
     """
-    return max((_late_of(found, contended[rank]) for rank, found in spans.items()), default=0)
+    return max((_late_of(found) for found in spans.values()), default=0)
 
 
-def _late_of(spans: Sequence[Span], contended: Sequence[Span]) -> int:
-    (sms, here), (_, there) = _at_tiles(spans), _at_tiles(contended)
-    return round((here - there) / sms) if sms else 0
-
-
-def _at_tiles(spans: Sequence[Span]) -> tuple[int, int]:
-    """How many SMs multiply, and ns for which all of them together are at tiles."""
+def _late_of(spans: Sequence[Span]) -> int:
     merged = sm_spans(spans)
     sms = {span.lane for span in merged if span.kind is SpanKind.tile}
-    whole = sum(
+    lost = sum(
         span.end_ns - span.start_ns
         for span in merged
-        if span.role is SpanRole.compute and span.kind in _AT_TILES and span.lane in sms
+        if span.kind is SpanKind.wait and span.role is SpanRole.compute and span.lane in sms
     )
-    return len(sms), whole
+    return round(lost / len(sms)) if sms else 0
 
 
 def tail_ns(spans: Mapping[int, Sequence[Span]]) -> int:

@@ -236,8 +236,6 @@ def test_our_own_contenders_are_asked_as_before():
     both.run("part")
     both.time("part")
     both.check("own", 0, 3, "after")
-    both.opening("own")
-    both.contended(2)
 
     assert both.contenders == ("own", "part", "torch_dispatch")
     assert both.checked == ("own", "torch_dispatch")
@@ -247,8 +245,6 @@ def test_our_own_contenders_are_asked_as_before():
         ("run", "part"),
         ("time", "part"),
         ("check", "own", 0, 3, "after"),
-        ("opening", "own"),
-        ("contended", 2),
     ]
 
 

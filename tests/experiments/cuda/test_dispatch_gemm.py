@@ -171,17 +171,6 @@ def test_flags_are_set_ahead_where_nothing_shall_wait(trial, monkeypatch, conten
     assert opened == [opening]
 
 
-def test_launches_that_leave_stamps_send_and_multiply_like_those_that_are_timed(trial):
-    del PlainLaunch.made[:]
-
-    trial.fused(64)
-    trial.contended(64)
-
-    told = [(made.sends_aside, made.plan.num_stamps) for made in PlainLaunch.made]
-    assert told == [(False, 64), (True, 64)]
-    assert len({made.plan for made in PlainLaunch.made}) == 1, "compiled once"
-
-
 def test_the_whole_launch_is_timed_of_operations_and_the_stage_of_rungs(trial):
     asked = []
     trial.session.time = lambda parts, whole: asked.append(([name for name, _ in parts], whole))

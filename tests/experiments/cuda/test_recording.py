@@ -13,7 +13,7 @@ from tilepipe.experiments.cuda.recording import record  # noqa: E402
 from tilepipe.fabric.table import Slot, Word  # noqa: E402
 from tilepipe.kernels.overlap.launch import BoundLaunch  # noqa: E402
 from tilepipe.kernels.overlap.stamped import LostStampsError  # noqa: E402
-from tilepipe.kernels.track import NUM_TRACKS, Event  # noqa: E402
+from tilepipe.kernels.track import NUM_TRACKS  # noqa: E402
 from tilepipe.records import SpanKind  # noqa: E402
 from tilepipe.schedule.plan import make_plan  # noqa: E402
 
@@ -22,13 +22,12 @@ LAUNCH = 77
 
 class Trial:
     """A launch of one rank; `made`: stamps that a warp says it has made, launch by launch, the last
-    one for all that follow; None: as many as it has. Each wait of `gemm_contended` is shorter by
-    `shorter_ns`; None: no such launch tells of the term."""
+    one for all that follow; None: as many as it has."""
 
-    def __init__(self, *, made=(None,), shorter_ns=None):
+    def __init__(self, *, made=(None,)):
         self.plan = make_plan(TOPK, SETTINGS, epoch=1)[0]
         self.made, self.rooms, self.ran = [*made], [], []
-        self.opened, self.shorter_ns = Counter(), shorter_ns
+        self.opened = Counter()
         words = torch.zeros(max(Word) + 1, dtype=torch.int32)
         group = SimpleNamespace(
             plans=[self.plan],
@@ -38,25 +37,15 @@ class Trial:
             tensor=lambda rank, slot: {Slot.words: words}[slot],
             refresh_plan=lambda: None,
             check=lambda: None,
+            open=lambda **how: self.opened.update([tuple(how.items())]),
         )
         self.session = SimpleNamespace(group=group, ranks=[0], timer=self)
 
     def prepare(self, contender, launch):
-        assert launch == LAUNCH
-        self.contender = contender
-
-    def opening(self, contender):
-        assert contender == self.contender
-        return lambda: self.opened.update([contender])
+        assert (contender, launch) == ("fused", LAUNCH)
 
     def fused(self, num_stamps):
         self.rooms.append(num_stamps)
-        return self.bound(num_stamps)
-
-    def contended(self, num_stamps):
-        return None if self.shorter_ns is None else self.bound(num_stamps)
-
-    def bound(self, num_stamps):
         tracks = None
         if num_stamps:
             tracks = torch.zeros(2, NUM_TRACKS, 1 + num_stamps, 4, dtype=torch.int32)
@@ -77,11 +66,6 @@ class Trial:
         said = self.made.pop(0) if len(self.made) > 1 else self.made[0]
         made = {(1, 4): said} if said else None
         laps = multiplying(self.plan)
-        if self.contender == "gemm_contended":
-            laps[1, 0] = [
-                (event, at + self.shorter_ns * (event is Event.stand), *rest)
-                for event, at, *rest in laps[1, 0]
-            ]
         words = words_of_laps(laps, num_ctas=2, room=room, step=1, made=made)
         tracks.copy_(torch.from_numpy(words))
 
@@ -106,7 +90,7 @@ def test_stamped_launches_take_turns_with_others_and_come_last():
     assert Counter(turns) == {True: 15, False: 15}
     assert [turns[2 * n] for n in range(15)] == [n % 2 == 1 for n in range(15)]
     assert turns[-1], "outputs that are checked are those of a stamped launch"
-    assert trial.opened == {"fused": 31}
+    assert dict(trial.opened) == {(("exchange", True),): 31}
     counts = found.counts[0]
     assert counts["unstamped_ns"] == 2_000
     assert counts["stamped_ns"] == counts["recorded_ns"]
@@ -119,26 +103,8 @@ def test_spans_are_those_of_the_median_launch_on_the_hosts_clock():
     assert min(span.start_ns for span in spans) == 1_000_500
     tiles = [span for span in spans if span.kind is SpanKind.tile]
     assert len(tiles) == 6
-
-
-@pytest.mark.parametrize("shorter_ns", [0, 20])
-def test_late_is_what_sms_wait_longer_than_in_launches_that_never_wait(shorter_ns):
-    trial = Trial(shorter_ns=shorter_ns)
-
-    counts = record(trial, LAUNCH).counts[0]
-
-    # Six waits, and one SM that multiplies.
-    assert counts["stamped_late_ns"] == 6 * shorter_ns
-    assert "stamped_tail_ns" not in counts
-    assert trial.opened == {"fused": 31, "gemm_contended": 15}
-    assert trial.contender == "fused", "outputs that are checked are those of fused"
-
-
-def test_a_launch_that_is_told_alone_has_a_tail():
-    counts = record(Trial(), LAUNCH).counts[0]
-
-    assert counts["stamped_tail_ns"] == 0
-    assert "stamped_late_ns" not in counts
+    # Each of six waits shows for 50 ns, and one SM multiplies.
+    assert found.counts[0]["stamped_late_ns"] == 6 * 50
 
 
 def test_a_launch_whose_warps_need_more_room_is_bound_again():

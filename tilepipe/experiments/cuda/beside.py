@@ -159,19 +159,9 @@ class BesideTorch:
                 fill_rows(self._inputs[self._rows[rank]], launch, source, token, slot=slot)
 
     def fused(self, num_stamps: int) -> BoundLaunch:
-        return self._recordable.fused(num_stamps)
-
-    def contended(self, num_stamps: int) -> BoundLaunch | None:
-        return self._recordable.contended(num_stamps)
-
-    def opening(self, contender: str) -> Callable[[], None]:
-        return self._recordable.opening(contender)
-
-    @property
-    def _recordable(self) -> Recordable:
-        """The trial; asked for only where it leaves stamps."""
+        """The trial's own; asked for only where that has one."""
         assert isinstance(self._trial, Recordable)
-        return self._trial
+        return self._trial.fused(num_stamps)
 
     def poison(self, contender: str) -> None:
         if contender != self._name:

@@ -81,9 +81,9 @@ class CudaDispatchGemm(Launched):
         together = roles is Roles.switch
         fused = partial(fused_launch, group, layer, roles=roles, opens=together, gates=together)
         self._fused = partial(fused, self._out["fused"])
-        self._contended = partial(fused, other, sending=spare_table(group.heap))
         gemm = partial(gemm_launch, group, layer)
         alone, beside = self._num_ctas["gemm_all"], self._num_ctas["gemm_split"]
+        spare = spare_table(group.heap)
         return {
             "fused": [self._fused()],
             "sequential": [
@@ -94,15 +94,12 @@ class CudaDispatchGemm(Launched):
             "gemm_all": [gemm(other, num_gemm_ctas=alone)],
             "gemm_split": [gemm(other, num_gemm_ctas=beside)],
             "gemm_flags": [gemm(other, num_gemm_ctas=beside, wait=True)],
-            "gemm_contended": [self._contended()],
+            "gemm_contended": [fused(other, sending=spare)],
             "unsynced": [fused(other, wait=False)],
         }
 
     def fused(self, num_stamps: int) -> BoundLaunch:
         return self._fused(num_stamps=num_stamps)
-
-    def contended(self, num_stamps: int) -> BoundLaunch:
-        return self._contended(num_stamps=num_stamps)
 
     def prepare(self, contender: str, launch: int) -> None:
         if contender not in ("gemm_all", "gemm_split", "gemm_flags"):

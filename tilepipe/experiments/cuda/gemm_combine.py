@@ -81,9 +81,6 @@ class CudaGemmCombine(Homeward):
     def fused(self, num_stamps: int) -> BoundLaunch:
         return self._fused(num_stamps=num_stamps)
 
-    def contended(self, num_stamps: int) -> None:
-        """The tail is read from the fused launch alone."""
-
     def prepare(self, contender: str, launch: int) -> None:
         group = self.session.group
         whole = contender in ("sequential", "gemm_all")

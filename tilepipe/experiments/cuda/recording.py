@@ -4,18 +4,18 @@ Knows nothing of what a launch does and of how stamps lie in memory.
 
 What stamping costs is measured, not assumed: stamped launches take turns with the same launch
 without stamps. Spans are those of the stamped launch whose time is the median of all of them; what
-stamps say of a breakdown's term is the median over several. Where that takes a launch that never
-waits for rows beside it, `gemm_contended`, it takes turns with them, with stamps as well.
+stamps say of a breakdown's term is the median over several.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tilepipe.experiments.cuda.session import CudaSession
+from tilepipe.kernels.overlap.home import HomePlan
 from tilepipe.kernels.overlap.launch import BoundLaunch
 from tilepipe.kernels.overlap.stamped import (
     clear_tracks,
@@ -31,7 +31,7 @@ from tilepipe.results.sms import late_ns, tail_ns
 
 __all__ = ["FIRST_ROOM", "Recordable", "Recorded", "Taken", "record", "take", "told"]
 
-_FUSED, _CONTENDED = "fused", "gemm_contended"
+CONTENDER = "fused"
 _NUM_PAIRS = 15
 # Of those, the stamped ones nearest to their median from which terms are read.
 _NUM_READ = 3
@@ -50,12 +50,6 @@ class Recordable(Protocol):
     def fused(self, num_stamps: int) -> BoundLaunch:
         """The launch of `fused`, whose warps have room for so many stamps each; 0: leave none."""
 
-    def contended(self, num_stamps: int) -> BoundLaunch | None:
-        """That of `gemm_contended`; None: stamps of `fused` alone tell the term."""
-
-    def opening(self, contender: str) -> Callable[[], None]:
-        """What lets the launches of a contender in, ahead of each."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
@@ -69,23 +63,19 @@ class Recorded:
 class _Run:
     """One stamped launch."""
 
-    bound: BoundLaunch
     start_ns: int  # of the kernel, on the host's monotonic clock
     stage_ns: int  # of the kernel, by events
     words: NDArray[np.int32]  # tracks
     known: dict[int, Stamped]  # by rank
-
-    def spans(self) -> dict[int, tuple[Span, ...]]:  # by rank
-        return spans_of_launch(self.words, self.bound, self.known, base_ns=self.start_ns)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
     """Launches with stamps and without, done, with nothing read yet."""
 
+    bound: BoundLaunch
     unstamped_ns: list[int]  # of the kernels, by events
     runs: list[_Run]
-    contended: list[_Run]  # none where the term is told without
 
 
 def record(trial: Recordable, launch: int) -> Recorded:
@@ -94,24 +84,20 @@ def record(trial: Recordable, launch: int) -> Recorded:
 
 
 def take(trial: Recordable, launch: int, *, num_pairs: int = _NUM_PAIRS) -> Taken:
-    """Launch `fused` with stamps and without, and its like that never waits, in turn; the part that
-    needs the GPU.
+    """Launch `fused` with stamps and without, in turn; the part that needs the GPU.
 
     Leaves outputs of a stamped launch behind, to be checked. Raises RuntimeError where no track
     has room for the stamps of its warp.
     """
     bound, unstamped = _with_room(trial, launch), trial.fused(0)
-    contended = trial.contended(bound.plan.num_stamps)
-    plain, runs, others = [], [], []
+    plain, runs = [], []
     for left in reversed(range(num_pairs)):
-        if contended is not None:
-            others.append(_run(trial, contended, launch, _CONTENDED))
         for stamps in (left % 2 == 1, left % 2 == 0):  # at last with stamps
             if stamps:
                 runs.append(_run(trial, bound, launch))
             else:
                 plain.append(_time(trial, unstamped, launch)[1])
-    return Taken(unstamped_ns=plain, runs=runs, contended=others)
+    return Taken(bound=bound, unstamped_ns=plain, runs=runs)
 
 
 def told(taken: Taken) -> Recorded:
@@ -119,26 +105,20 @@ def told(taken: Taken) -> Recorded:
     in turn; recorded_ns of the launch that the spans are of, all three by events; and what stamps
     say of the term `late` (dispatch_gemm) or `tail` (gemm_combine), stamped_late_ns or
     stamped_tail_ns."""
-    middle, nearest = _nearest(taken.runs)
-    read = [run.spans() for run in nearest]
-    if taken.contended:
-        beside = [run.spans() for run in _nearest(taken.contended)[1]]
-        term, terms = "late", [late_ns(*both) for both in zip(read, beside, strict=True)]
-    else:
-        term, terms = "tail", [tail_ns(spans) for spans in read]
+    bound, plain, runs = taken.bound, taken.unstamped_ns, taken.runs
+    stage_ns = np.array([run.stage_ns for run in runs])
+    middle = int(integer_median(stage_ns))
+    nearest = sorted(runs, key=lambda run: abs(run.stage_ns - middle))[:_NUM_READ]
+    homewards = isinstance(bound.plan, HomePlan)
+    term, of_spans = ("tail", tail_ns) if homewards else ("late", late_ns)
+    read = [spans_of_launch(run.words, bound, run.known, base_ns=run.start_ns) for run in nearest]
     counts = {
-        "unstamped_ns": int(integer_median(np.array(taken.unstamped_ns))),
+        "unstamped_ns": int(integer_median(np.array(plain))),
         "stamped_ns": middle,
         "recorded_ns": nearest[0].stage_ns,
-        f"stamped_{term}_ns": int(integer_median(np.array(terms))),
+        f"stamped_{term}_ns": int(integer_median(np.array([of_spans(spans) for spans in read]))),
     }
     return Recorded(spans=read[0], counts={rank: dict(counts) for rank in read[0]})
-
-
-def _nearest(runs: list[_Run]) -> tuple[int, list[_Run]]:
-    """The median of their times, ns, and the runs that are nearest to it, the nearest first."""
-    middle = int(integer_median(np.array([run.stage_ns for run in runs])))
-    return middle, sorted(runs, key=lambda run: abs(run.stage_ns - middle))[:_NUM_READ]
 
 
 def _with_room(trial: Recordable, launch: int) -> BoundLaunch:
@@ -157,27 +137,25 @@ def _with_room(trial: Recordable, launch: int) -> BoundLaunch:
     )
 
 
-def _time(
-    trial: Recordable, bound: BoundLaunch, launch: int, contender: str = _FUSED
-) -> tuple[int, int]:
+def _time(trial: Recordable, bound: BoundLaunch, launch: int) -> tuple[int, int]:
     """Start and time of the kernel of one launch, opened and checked like any other."""
     session = trial.session
     group = session.group
     group.refresh_plan()
-    trial.prepare(contender, launch)
+    trial.prepare(CONTENDER, launch)
     if bound.tracks is not None:
         clear_tracks(bound)
     group.heap.barrier()
-    windows = session.timer.measure([("plan", trial.opening(contender)), ("stage", bound)])
+    opening = partial(group.open, exchange=not isinstance(bound.plan, HomePlan))
+    windows = session.timer.measure([("plan", opening), ("stage", bound)])
     group.check()
     return windows["start_ns"] + windows["plan"], windows["stage"]
 
 
-def _run(trial: Recordable, bound: BoundLaunch, launch: int, contender: str = _FUSED) -> _Run:
-    start_ns, stage_ns = _time(trial, bound, launch, contender)
+def _run(trial: Recordable, bound: BoundLaunch, launch: int) -> _Run:
+    start_ns, stage_ns = _time(trial, bound, launch)
     group = trial.session.group
     return _Run(
-        bound=bound,
         start_ns=start_ns,
         stage_ns=stage_ns,
         words=words_of(bound),
