@@ -60,13 +60,13 @@ def need_gpus(count: int = 1) -> None:
 
     if torch.version.cuda is None:
         raise NotHere(
-            f"this benchmark needs {_gpus(count)}, and torch {torch.__version__} was built without "
+            f"this program needs {_gpus(count)}, and torch {torch.__version__} was built without "
             "CUDA; install a build with it (python -m tilepipe.doctor says more)"
         )
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if found < count:
         raise NotHere(
-            f"this benchmark needs {_gpus(count)} and torch finds {found}; start it on a host with "
+            f"this program needs {_gpus(count)} and torch finds {found}; start it on a host with "
             "them (python -m tilepipe.doctor says what is missing)"
         )
 
@@ -75,13 +75,17 @@ def _gpus(count: int) -> str:
     return f"{count} NVIDIA GPU{'s' if count > 1 else ''}"
 
 
+def _typed_module() -> str:
+    return f"benchmarks.{Path(sys.argv[0]).stem}"
+
+
 def num_started() -> int:
     """Processes that were started together; raises NotHere where none were."""
     size = os.environ.get("WORLD_SIZE")
     if size is None:
         raise NotHere(
             "WORLD_SIZE is not set: start a process a GPU, as in python -m torch.distributed.run "
-            "--nproc-per-node 4 -m benchmarks.link_times FOLDER"
+            f"--nproc-per-node 2 -m {_typed_module()} FOLDER"
         )
     return int(size)
 

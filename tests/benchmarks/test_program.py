@@ -2,6 +2,7 @@
 
 import csv
 import pkgutil
+import re
 import subprocess
 import sys
 import time
@@ -35,13 +36,27 @@ def test_every_program_is_started_and_ended_alike():
         assert (ROOT / f"benchmarks/{name}.py").read_text().endswith("    run(main)\n"), name
 
 
+CHECKED = [path.stem for path in sorted((ROOT / "tests/gpu").glob("sanitized*.py"))]
+
+
+@pytest.mark.parametrize("name", [*CHECKED, "handshake"])
+def test_a_program_for_sanitizers_that_finds_no_gpu_says_so(name, monkeypatch):
+    module = __import__(f"tests.gpu.{name}", fromlist=["main"])
+    monkeypatch.setattr(sys, "argv", [f"{name}.py"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    assert Path(module.__file__).read_text().endswith(("    run(main)\n", ".run(main)\n"))
+    with pytest.raises(NotHere, match="this program needs 1 NVIDIA GPU"):
+        module.main()
+
+
 @pytest.mark.parametrize("name", ON_GPU)
 def test_a_benchmark_that_finds_no_gpu_says_so_and_writes_nothing(name, tmp_path, monkeypatch):
     module = __import__(f"benchmarks.{name}", fromlist=["main"])
     monkeypatch.setattr(sys, "argv", [f"{name}.py", str(tmp_path / "out")])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
-    with pytest.raises(NotHere, match="this benchmark needs 1 NVIDIA GPU"):
+    with pytest.raises(NotHere, match="this program needs 1 NVIDIA GPU"):
         module.main()
 
     assert list(tmp_path.iterdir()) == []
@@ -59,8 +74,13 @@ def test_too_few_gpus_are_told_with_their_number(monkeypatch):
 
 def test_processes_that_were_not_started_together_are_told_how(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr(sys, "argv", ["/anywhere/benchmarks/home_links.py", "FOLDER"])
+    sentence = (
+        "WORLD_SIZE is not set: start a process a GPU, as in python -m torch.distributed.run "
+        "--nproc-per-node 2 -m benchmarks.home_links FOLDER"
+    )
 
-    with pytest.raises(NotHere, match=r"WORLD_SIZE is not set: start a process a GPU, as in "):
+    with pytest.raises(NotHere, match=f"^{re.escape(sentence)}$"):
         num_started()
 
 

@@ -19,6 +19,7 @@ from cutlass import Int32, Int64
 from cutlass.cute.runtime import make_ptr
 from cutlass.utils import SmemAllocator
 
+from benchmarks.program import need_gpus, run
 from tilepipe.kernels.gemm.barriers import arrive, hand_word
 
 SLOTS, WORDS, ROUNDS = 2, 8, 64
@@ -88,6 +89,7 @@ def handshake(how: str):
 
 def main() -> int:
     """Exit code 1 where sums are wrong; without an order they may be."""
+    need_gpus()
     num_wrong = 0
     for how in sys.argv[1:] or WAYS:
         sums = torch.zeros(ROUNDS, dtype=torch.int32, device="cuda")
@@ -102,4 +104,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

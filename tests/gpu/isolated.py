@@ -133,7 +133,10 @@ def main() -> int:
     chosen.folder.mkdir(parents=True, exist_ok=True)
     ids = collected(chosen.tests)
     if not ids:
-        sys.stderr.write(f"{' '.join(chosen.tests)}: no test is collected; run them by pytest\n")
+        sys.stderr.write(
+            f"{' '.join(chosen.tests)}: no test is collected: a GPU and torch with CUDA are needed "
+            "(python -m tilepipe.doctor says more)\n"
+        )
         return 2
     outcomes = run_all(chunks_of(ids, chosen.chunk), chosen)
     for name in ids:

@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from benchmarks import program
 from tilepipe.config.choices import Copy, Granularity, HomeGranularity, Order
 from tilepipe.experiments.cuda.oracle import DeviceOracle, poison
 from tilepipe.experiments.cuda.payload import fill_rows
@@ -96,6 +97,7 @@ def _fill_received(group: DeviceGroup, rank: int, launch: int) -> None:
 
 
 def main() -> int:
+    program.need_gpus()
     few = Knobs(num_ctas=2, num_warps=4, num_loads=3, flag_batch=3)
     paced = Knobs(num_ctas=2, num_warps=4, num_loads=3, pace_gbps=50.0, pace_latency_ns=500)
     bulk = Knobs(num_ctas=2, copy=Copy.tma, num_warps=2, num_stages=3, flag_batch=3)
@@ -112,4 +114,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program.run(main)

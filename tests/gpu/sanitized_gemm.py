@@ -13,6 +13,7 @@ here is no finding. That order is modelled in tests/kernels/test_gemm_protocol.p
 
 import sys
 
+from benchmarks.program import need_gpus, run
 from tests.gpu.gemms import LIMIT_NS, Case
 from tilepipe.config.choices import Granularity, Layout, StoreMode
 from tilepipe.kernels.gemm.choices import Clip, Consumers
@@ -34,6 +35,7 @@ CASES = {
 
 def main() -> int:
     """Exit code 1 where a product is wrong; what the sanitizer finds it says itself."""
+    need_gpus()
     num_wrong = 0
     for name in sys.argv[1:] or CASES:
         chosen = {"layout": Layout.packed, **CASES[name]}
@@ -47,4 +49,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -10,6 +10,7 @@ import sys
 
 import torch
 
+from benchmarks.program import need_gpus, run
 from tests.experiments.groups import random_routing
 from tests.gpu.layers import ChosenLayer, LayerCase
 from tilepipe.config.choices import Copy, Granularity, Layout
@@ -35,6 +36,7 @@ CASES = {
 
 def main() -> int:
     """Exit code 1 where a token is wrong; what the sanitizer finds it says itself."""
+    need_gpus()
     num_wrong = 0
     for name in sys.argv[1:] or CASES:
         chosen = ChosenLayer(**(SMALL | CASES[name]))
@@ -59,4 +61,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -9,6 +9,7 @@ What racecheck says of the hand-out of tiles is no finding: see sanitized_gemm.
 
 import sys
 
+from benchmarks.program import need_gpus, run
 from tests.experiments.groups import random_routing
 from tests.gpu.overlaps import Chosen, FusedCase, HomeCase
 from tilepipe.config.choices import Copy, Granularity, HomeGranularity, Layout, Roles
@@ -39,6 +40,7 @@ HOME_CASES = {
 
 def main() -> int:
     """Exit code 1 where an output is wrong; what the sanitizer finds it says itself."""
+    need_gpus()
     num_wrong = 0
     for name in sys.argv[1:] or (*OUT_CASES, *HOME_CASES):
         goes_home = name in HOME_CASES
@@ -61,4 +63,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)
