@@ -14,5 +14,7 @@ __version__ = "0.1.0"
 _command = os.path.basename(sys.argv[0] if sys.argv else "")
 if _command == "-m" or (_command == "tilepipe" and "--multiprocessing-fork" not in sys.orig_argv):
     from tilepipe.stopping import end_when_asked
+    from tilepipe.streams import mend_standard_streams
 
+    mend_standard_streams()
     end_when_asked()

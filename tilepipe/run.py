@@ -23,6 +23,7 @@ from tilepipe.config.register import CONF_DIR, Root, register, scratch
 from tilepipe.launch.collect import own_experiment_fault, point_from, several_experiments
 from tilepipe.records import Point
 from tilepipe.stopping import half_written, leave
+from tilepipe.streams import mend_standard_streams
 
 __all__ = ["main"]
 
@@ -34,7 +35,7 @@ def main() -> int:
 
     Until the driver listens, a signal that asks this program to end does so at once.
     """
-    _mend_standard_streams()
+    mend_standard_streams()
     points, fault = _collect()
     if fault:
         print(fault, file=sys.stderr)
@@ -55,21 +56,6 @@ def _config_dirs(point: Point) -> list[Path]:
     """Where options come from: the user's own folder first."""
     typed = [Path(word) for word in point.overrides[1:2] if point.overrides[0] == "--config-dir"]
     return [*typed, CONF_DIR]
-
-
-def _mend_standard_streams() -> None:
-    """Closed streams lead nowhere, and a character that a stream cannot show becomes another."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  open as long as the process
-        elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
 
 
 def _collect() -> tuple[list[Point], str]:

@@ -4,10 +4,14 @@ Knows nothing of what they say.
 """
 
 import os
+import sys
+from typing import Any
 
 from rich.console import Console, RenderableType
 
-__all__ = ["Lines"]
+from tilepipe.streams import BearingStream
+
+__all__ = ["Lines", "error_console"]
 
 # Where output goes to a file or pipe, lines are wide enough for the tables.
 _PIPED_WIDTH = 160
@@ -27,8 +31,10 @@ class Lines:
     """Standard output, line by line and table by table."""
 
     def __init__(self) -> None:
-        console = _Console()
-        self.console: Console = console if console.is_terminal else _Console(width=_PIPED_WIDTH)
+        stream: Any = BearingStream(sys.stdout)
+        console = _Console(file=stream)
+        terminal = console.is_terminal
+        self.console: Console = console if terminal else _Console(file=stream, width=_PIPED_WIDTH)
 
     def say(self, text: str) -> None:
         """A line, as it is."""
@@ -38,3 +44,9 @@ class Lines:
         """A table; on a terminal narrower than its numbers its lines wrap, none are cut."""
         width = max(self.console.width, self.console.measure(what).minimum)
         self.console.print(what, width=width, crop=False, no_wrap=True, overflow="ignore")
+
+
+def error_console() -> Console:
+    """The same of standard error."""
+    stream: Any = BearingStream(sys.stderr)
+    return Console(file=stream)

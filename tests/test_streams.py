@@ -1,0 +1,81 @@
+"""Standard streams that are closed, full, or of a terminal that has gone."""
+
+import errno
+import fcntl
+import io
+import os
+import subprocess
+import sys
+import termios
+import time
+
+import pytest
+
+from tilepipe.streams import BearingStream
+
+POINT = ("hardware=cpu", "workload=tiny", "kernel=dispatch", "measure=quick")
+
+
+def shell(words, folder):
+    command = f"{sys.executable} -m {words}"
+    return subprocess.run(
+        ["sh", "-c", command], cwd=folder, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-", ">/dev/full"])
+def test_a_point_runs_where_nobody_can_be_told(closed, tmp_path):
+    done = shell(f"tilepipe.run {' '.join(POINT)} results_dir=out {closed}", tmp_path)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(list(tmp_path.glob("out/*/*/samples.parquet"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [("tilepipe.list keys >&-", 0), ("tilepipe.validate nowhere 2>&-", 2)]
+)
+def test_other_programs_bear_a_closed_stream(words, code, tmp_path):
+    done = shell(words, tmp_path)
+
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+def test_a_terminal_that_goes_ends_the_program_in_a_sentence(tmp_path):
+    mine, theirs = os.openpty()
+    with (tmp_path / "errors").open("w") as errors:
+        program = subprocess.Popen(
+            [sys.executable, "-m", "tilepipe.run", "+experiment=dispatch_gemm_order", *POINT[::3]],
+            cwd=tmp_path,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=errors,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(theirs)
+        shown = b""
+        while b"dispatch_gemm_order" not in shown:  # it has begun
+            shown += os.read(mine, 4096)
+        time.sleep(0.5)
+        os.close(mine)
+
+        assert program.wait(timeout=60) == 130
+    told = (tmp_path / "errors").read_text()
+    assert told.startswith("stopped by SIGHUP: ")
+    assert told.count("\n") == 1
+
+
+class Full(io.StringIO):
+    def write(self, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+class Left(io.StringIO):
+    def write(self, text):
+        raise BrokenPipeError
+
+
+def test_what_cannot_be_written_is_lost_but_that_a_reader_has_left_is_told():
+    assert BearingStream(Full()).write("four") == 4
+    with pytest.raises(BrokenPipeError):
+        BearingStream(Left()).write("four")
