@@ -316,6 +316,7 @@ REFUSED = [
         "kernel.num_gemm_ctas=0: must be 1 or more, or null",
     ),
     ("launch.fabric=nvshmem", "launch.fabric=nvshmem: hardware=cpu has no GPU; use host"),
+    ("placement=file", "placement.path: not typed; placement=file needs placement.path=FILE"),
     ("placement=file placement.path=", "placement.path=: placement=file needs placement.path=FILE"),
     (
         "placement=file placement.path=f placement.layer=-1",
