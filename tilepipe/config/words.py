@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any, cast
 
 from tilepipe.config.keys import GROUPS
+from tilepipe.config.refuse import NOT_TYPED
 
 __all__ = ["refused_word"]
 
@@ -37,7 +38,7 @@ def _refusal(word: str) -> str:
     parent = ".".join(key.split(".")[:2])
     if parent != key and parent in _KNOWN:
         return f"{word}: unknown key; {parent} has no keys of its own; type {parent}=VALUE"
-    if equals and "???" in [part.strip() for part in value.strip("[] ").split(",")]:
+    if equals and NOT_TYPED in [part.strip() for part in value.strip("[] ").split(",")]:
         return f"{word}: ??? stands for a value that is not typed; type one, or leave the word out"
     return ""
 
