@@ -24,24 +24,24 @@ TINY = ("hardware=cpu", "workload=tiny", "measure=quick", "launch.num_ranks=4")
         (
             ("workload.num_tokens=1_000_000_000",),
             GIB,
-            "workload.num_tokens=1000000000: their routing takes 59.6 GiB to draw, and this "
+            "workload.num_tokens=1000000000: their routing takes 238.4 GiB to draw, and this "
             "machine has 1.0 GiB free; type 1800000 or fewer",
         ),
         (
             ("workload.num_tokens=1000", "routing=ragged", "routing.min_share=0"),
-            31_999,
+            127_999,
             "workload.num_tokens=1000: their routing takes 0.0 GiB to draw, and this machine "
-            "has 0.0 GiB free; type 71 or fewer",
+            "has 0.0 GiB free; type 280 or fewer",
         ),
         (
             ("workload.num_experts=1_000_000_000",),
             GIB,
-            "workload.num_experts=1000000000: their routing takes 22.4 GiB to draw, and this "
+            "workload.num_experts=1000000000: their routing takes 119.2 GiB to draw, and this "
             "machine has 1.0 GiB free; type 1500000 or fewer",
         ),
         # What just fits, what a recording decides, and a system that does not tell.
-        (("workload.num_tokens=1000",), 64_000, ""),
-        (("workload.num_tokens=1000", "routing=ragged", "routing.min_share=0"), 32_000, ""),
+        (("workload.num_tokens=1000",), 256_000, ""),
+        (("workload.num_tokens=1000", "routing=ragged", "routing.min_share=0"), 128_000, ""),
         (("routing=trace", "routing.path=F"), 1, ""),
         (("workload.num_tokens=1_000_000_000",), None, ""),
     ],

@@ -30,16 +30,16 @@ def drawing_fault(container: dict[str, Any], available: int | None) -> str:
     ranks, experts = container["launch"]["num_ranks"], workload["num_experts"]
     if available is None or routing["law"] == Law.trace.name or workload["num_tokens"] is None:
         return ""
-    # On the host each rank is a process, and draws the routing of all.
+    # On the host each rank is a process that draws the routing of all and keeps it, all at once.
     processes = ranks if container["launch"]["fabric"] == Fabric.host.name else 1
-    if (needed := experts * _EXPERT_BYTES) > available:
-        # Rows are counted by expert and rank.
+    # Once all is drawn, rows are counted by expert and rank.
+    if (needed := processes * experts * max(_EXPERT_BYTES, 8 * ranks)) > available:
         while_drawn = processes * (_MOST_EXPERT_BYTES + 8 * ranks)
         return _sentence("workload.num_experts", experts, needed, available, while_drawn)
     # Token counts rise evenly from the share of the first rank to all on the last.
     share = (1 + routing["min_share"]) / 2 if routing["law"] == Law.ragged.name else 1
     slots = workload["num_topk"] * ranks * share
-    needed = int(workload["num_tokens"] * slots * _SLOT_BYTES)
+    needed = int(processes * workload["num_tokens"] * slots * _SLOT_BYTES)
     if needed <= available:
         return ""
     while_drawn = processes * (slots * _SLOT_BYTES + workload["num_topk"] * _DRAWN_SLOT_BYTES)
