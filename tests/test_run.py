@@ -158,7 +158,55 @@ def test_hardware_that_is_typed_is_not_said_to_be_missing(command, capsys):
         ("foo", "foo: not understood; type key=value, .*"),
         ("kernel.order='", r"kernel\.order=': not understood; type key=value, .*"),
         ("workload.num_tokens=range(1,x)", r"workload\.num_tokens=range\(1,x\): not und.*"),
-        ("~kernel", "Error executing job with overrides: .*Missing mandatory value: kernel"),
+        ("~kernel", "~kernel: a key or group cannot be removed; leave the word out"),
+        ("~kernel.order", r"~kernel\.order: a key or group cannot be removed; leave the word out"),
+        ("~foo", "~foo: a key or group cannot be removed; leave the word out"),
+        ("+kernel.order=edf", r"\+kernel\.order=edf: .* already; type kernel\.order=edf"),
+        (
+            "+kernel.foo=3",
+            r"kernel\.foo=3: unknown key; kernel has operation, .*; type one of them",
+        ),
+        ("++kernel.ordr=edf", r"kernel\.ordr=edf: unknown key; .*; did you mean kernel\.order\?"),
+        ("+foo=3", "foo=3: unknown key; the root has name, .*; type one of them"),
+        (
+            "kernel.order.foo=3",
+            r"kernel\.order\.foo=3: unknown key; kernel\.order has no keys of its own; "
+            "type kernel.order=VALUE",
+        ),
+        (
+            "measure.baselines.foo=1",
+            r"measure\.baselines\.foo=1: unknown key; measure\.baselines has no keys .*",
+        ),
+        (
+            "kernel=dispatch kernel={a:1}",
+            r"kernel={a:1}: kernel\.a: unknown key; kernel has operation, .*; type one of them",
+        ),
+        ("kernel=[a]", r"kernel=\[a\]: takes the name of one option; type kernel=NAME, or .*"),
+        ("kernel=null", "kernel=null: takes the name of one option; type kernel=NAME, or .*"),
+        ("measure.baselines=[torch", r"measure\.baselines=\[torch: not understood; type .*"),
+        (
+            "workload.hidden=???",
+            r"workload\.hidden=\?\?\?: \?\?\? stands for a value that is not typed; type one, .*",
+        ),
+        (
+            "workload.hidden=${workload.hidden}",
+            r"workload\.hidden=\${workload\.hidden}: the value in braces leads back to this key; "
+            "type a whole number",
+        ),
+        (
+            "hardware=h200_x2 kernel=gemm_combine kernel.num_chunks=${foo.bar}",
+            r"kernel\.num_chunks=\${foo\.bar}: there is no key foo\.bar; "
+            "type a whole number or null",
+        ),
+        (
+            "hardware=h200_x2 kernel=gemm_combine kernel.num_chunks=${tilepipe.nope:1}",
+            r"kernel\.num_chunks=\${tilepipe\.nope:1}: there is no function tilepipe\.nope; "
+            "type a whole number or null",
+        ),
+        (
+            "kernel.num_comm_ctas=1.5",
+            r"kernel\.num_comm_ctas=1\.5: must be a whole number or auto or null",
+        ),
         ("--config-dir /nowhere", "--config-dir /nowhere: no such folder; name one that holds .*"),
         ("-cn nope", "--config-name nope: no such file; leave it out, .*"),
     ],

@@ -18,8 +18,9 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from tilepipe.config.identity import cpu_model, device_name
-from tilepipe.config.mistyped import mistyped
+from tilepipe.config.mistyped import mistyped, unknown_key
 from tilepipe.config.register import CONF_DIR, Root, register, scratch
+from tilepipe.config.words import refused_word
 from tilepipe.launch.collect import own_experiment_fault, point_from, several_experiments
 from tilepipe.records import Point
 from tilepipe.stopping import half_written, leave
@@ -74,9 +75,11 @@ def _collect() -> tuple[list[Point], str]:
     try:
         with (
             half_written(Path(scratch().name)),
-            _always_a_sweep(),
+            _always_a_sweep() as overrides,
             nullcontext() if shows_all else redirect_stderr(said),
         ):
+            if refused := refused_word(overrides):
+                return [], refused
             hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="config")(task)()
     except SystemExit as ended:
         if shows_all or ended.code != 1:
@@ -89,12 +92,13 @@ def _collect() -> tuple[list[Point], str]:
         scratch().cleanup()
         scratch.cache_clear()
     sys.stderr.write(said.getvalue())
-    return points, ""
+    unknown = (unknown_key(point.config, overrides, root=Root) for point in points)
+    return points, next(filter(None, unknown), "")
 
 
 @contextmanager
-def _always_a_sweep() -> Iterator[None]:
-    """Type --multirun for the user, unless Hydra is asked to show something.
+def _always_a_sweep() -> Iterator[list[str]]:
+    """Yield the overrides; type --multirun for the user unless Hydra is asked to show something.
 
     Left to itself Hydra composes once to learn whether an experiment sweeps, swallows what goes
     wrong there, and answers a mistyped key beside a comma list with "Ambiguous value".
@@ -105,7 +109,7 @@ def _always_a_sweep() -> Iterator[None]:
     if not any(shown) and not args.run and not args.multirun:
         sys.argv = [*typed, "--multirun"]
     try:
-        yield
+        yield args.overrides
     finally:
         sys.argv = typed
 

@@ -68,9 +68,12 @@ REFUSED = [
     ),
     ("operation=combine", "operation=combine: differs from kernel.operation=dispatch_gemm"),
     ("kernel.operation=combine", "differs from kernel.operation=combine; type kernel=OPERATION"),
-    ("routing.law=zipf", "routing.exponent: missing; ZipfRouting has law, seed, exponent"),
-    ("+kernel.cpoy=tma", "kernel.cpoy: unknown key; DispatchGemmKernel has operation, layout"),
-    ("+nmae=x", "nmae: unknown key; Config has name, operation"),
+    (
+        "routing.law=zipf",
+        "routing.exponent: missing; routing has law, seed, exponent; choose with routing=NAME",
+    ),
+    ("+kernel.cpoy=tma", "kernel.cpoy: unknown key; kernel has operation, layout"),
+    ("+nmae=x", "nmae: unknown key; the root has name, operation"),
     # Settings that fit one by one, but not together.
     ("workload.hidden=2884", "workload.hidden=2884: rows of 5768 bytes are no multiple of 16"),
     ("workload.intermediate=6", "workload.intermediate=6: rows of 24 bytes are no multiple of 16"),
@@ -313,6 +316,7 @@ REFUSED = [
         "kernel.num_gemm_ctas=0: must be 1 or more, or null",
     ),
     ("launch.fabric=nvshmem", "launch.fabric=nvshmem: hardware=cpu has no GPU; use host"),
+    ("placement=file", "placement.path: not typed; placement=file needs placement.path=FILE"),
     ("placement=file placement.path=", "placement.path=: placement=file needs placement.path=FILE"),
     (
         "placement=file placement.path=f placement.layer=-1",

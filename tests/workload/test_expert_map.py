@@ -1,6 +1,7 @@
 """A map of physical experts is read alike from every format, and refused in one sentence."""
 
 import json
+import os
 import re
 
 import numpy as np
@@ -78,6 +79,24 @@ def test_a_map_places_a_routing(tmp_path):
     assert [ids.tolist() for ids in spread.physical.topk_idx] == [[[3, 0], [5, -1]], [[4, 2]]]
     assert [ids.tolist() for ids in local.physical.topk_idx] == [[[3, 0], [0, -1]], [[4, 2]]]
     assert spread.physical.num_experts == 6
+
+
+def test_what_is_no_regular_file_is_called_what_it_is(tmp_path):
+    os.mkfifo(tmp_path / "pipe.npy")
+    write(tmp_path / "map.json", LAYERS)
+    pipe = "is a device or a pipe; write it to a file, which is read twice"
+    wrong = {
+        tmp_path: "is a folder; type the path of one file in it, such as map.json",
+        tmp_path / "pipe.npy": pipe,
+        "/dev/null": pipe,
+        "": "no such file; type placement.path=FILE",
+    }
+
+    for path, told in wrong.items():
+        with pytest.raises(ValueError, match="placement") as refused:
+            read_expert_map(str(path), None)
+
+        assert str(refused.value) == f"placement.path={path}: {told}"
 
 
 REFUSED = [

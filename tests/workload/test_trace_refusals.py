@@ -340,6 +340,6 @@ def test_who_types_no_path_is_shown_what_a_file_looks_like():
     ):
         name = law.law.name
         assert refusal(law) == (
-            f"routing.path=???: routing={name} needs routing.path=FILE, of a format in "
+            f"routing.path: not typed; routing={name} needs routing.path=FILE, of a format in "
             f"docs/routing.md, such as {lines}"
         )

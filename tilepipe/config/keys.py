@@ -82,7 +82,9 @@ def _of_group(group: str, by_option: Mapping[str, type], folder: Path) -> Iterat
 def in_words(hint: Any) -> str:
     """What a field takes, in words."""
     if get_origin(hint) in (Union, UnionType):
-        parts = [in_words(part) for part in get_args(hint) if part is not type(None)]
+        kinds = [part for part in get_args(hint) if part is not type(None)]
+        # Where a count may also be text, the text is auto: what else is typed is refused later.
+        parts = ["auto" if part is str and int in kinds else in_words(part) for part in kinds]
         return " or ".join([*parts, "null"] if type(None) in get_args(hint) else parts)
     if get_origin(hint) is list:
         (part,) = get_args(hint)

@@ -1,19 +1,22 @@
 """What Hydra says of a mistyped word, as one sentence: key, value, what is allowed, what to type.
 
-Knows nothing of points or how they run; of Hydra, the wording of its messages only. What it does
-not recognise becomes the message's first lines in one.
+Knows nothing of points or how they run; of Hydra, the wording of its messages and which words it
+reads. What it does not recognise becomes the message's first lines in one.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from enum import Enum
 from typing import Any, get_args, get_origin, get_type_hints
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
 from tilepipe.config.keys import GROUPS, in_words
 
-__all__ = ["mistyped"]
+__all__ = ["mistyped", "unknown_key"]
 
 # Lines of a message that are for those who know Hydra.
 _ASIDE = re.compile(
@@ -32,13 +35,61 @@ def mistyped(message: str, words: Sequence[str], *, root: type) -> str:
     """
     told = "\n".join(line for line in message.splitlines() if not _ASIDE.match(line)).strip()
     found = (
-        _wrong_value(message, words, root)
+        _reference(message, words, root)
+        or _wrong_value(message, words, root)
         or _unknown_key(message, words, root)
         or _unknown_option(told, words)
-        or _unreadable(told)
+        or _already_there(told, words)
+        or _unreadable(told, words)
         or _folder(told)
     )
     return found or _in_one_line(told)
+
+
+def unknown_key(container: Mapping[str, Any], words: Sequence[str], *, root: type) -> str:
+    """The sentence for a key that was added and that no schema has; empty where there is none.
+
+    `container` is a composed configuration: two plus signs add to it whatever is typed.
+    """
+    operation, law = container["operation"], container["routing"].get("law")
+    rule = container["placement"].get("rule")
+    options = {"kernel": str(operation), "routing": str(law), "placement": str(rule)}
+    for group in ("", *GROUPS):
+        by_option = GROUPS.get(group, {"": root})
+        schema = by_option.get("") or by_option.get(options.get(group, ""))
+        held = container[group] if group else container
+        strays = [] if schema is None else sorted(set(held) - {f.name for f in fields(schema)})
+        if strays:
+            return _unknown(f"{group}.{strays[0]}" if group else strays[0], schema, words)
+    return ""
+
+
+def _reference(message: str, words: Sequence[str], root: type) -> str | None:
+    """A value in ${} that leads to no value."""
+    raised = re.search(r"^omegaconf\.errors\.(\w+): (.*)", message, re.MULTILINE)
+    full_key = re.search(r"full_key: (\S+)", message)
+    if raised is None or full_key is None or "nterpolation" not in raised[1]:
+        return None
+    # Another key's value may be worked out of the one that was typed.
+    referring = [word for word in words if "${" in word]
+    own = [word for word in referring if word.lstrip("+").startswith(f"{full_key[1]}=")]
+    typed = next(iter([*own, *referring]), full_key[1])
+    key = typed.lstrip("+").partition("=")[0]
+    missing = _quoted(r"Interpolation key '([^']*)' not found", raised[2])
+    resolver = _quoted(r"Unsupported interpolation type (\S+)", raised[2])
+    if missing is not None:
+        found = f"there is no key {missing}"
+    elif resolver is not None:
+        found = f"there is no function {resolver}"
+    elif "Recursive" in raised[2]:
+        found = "the value in braces leads back to this key"
+    elif "Missing mandatory value" in raised[2]:
+        found = "the value in braces is of a key that has none"
+    else:
+        found = "the value in braces is none that this key takes"
+    schema = _schema_of(message, key, root)
+    hint = get_type_hints(schema).get(key.rpartition(".")[2]) if schema else None
+    return f"{typed}: {found}; type {in_words(hint) if hint is not None else 'a value'}"
 
 
 def _wrong_value(message: str, words: Sequence[str], root: type) -> str | None:
@@ -70,9 +121,19 @@ def _unknown_key(message: str, words: Sequence[str], root: type) -> str | None:
         if "Did you mean to override" in message:
             return None
         return f"{typed}: nothing to replace; type +{typed}"
+    inner = re.search(rf"full_key: ({re.escape(key)}\.\S+)", message)
     schema = _schema_of(message, key, root)
     if schema is None:
         return None
+    if inner is not None and key in GROUPS:  # typed in braces
+        # What chose the option may be typed under the same key.
+        typed = _typed(key, [word for word in words if "{" in word])
+        return f"{typed}: {_unknown(inner[1], schema, ())}"
+    return _unknown(key, schema, words)
+
+
+def _unknown(key: str, schema: Any, words: Sequence[str]) -> str:
+    typed = _typed(key, words)
     prefix = key[: -len(key.rpartition(".")[2])]
     known = [field.name for field in fields(schema)]
     near = _nearest(key.rpartition(".")[2], known, prefix) or "; type one of them"
@@ -92,17 +153,38 @@ def _unknown_option(told: str, words: Sequence[str]) -> str | None:
     return f"{plus}{group}={option}: no such option; there are {', '.join(options)}{near}"
 
 
-def _unreadable(told: str) -> str | None:
+def _already_there(told: str, words: Sequence[str]) -> str | None:
+    """A plus sign before a key that every configuration has."""
+    key = _quoted(r"An item is already at '([^']*)'", told)
+    if key is None:
+        return None
+    typed = _typed(key, [word for word in words if word.startswith("+")])
+    return f"+{typed}: the key is there already; type {typed}"
+
+
+def _unreadable(told: str, words: Sequence[str]) -> str | None:
     """A word that is no `key=value`."""
     word = _quoted(r"Error parsing override '(.*)'", told)
     if word is None:
         word = _quoted(r"LexerNoViableAltException: (.*)", told)
+    if word is None and re.search(r"\binput '", told):
+        word = next((typed for typed in words if not _is_read(typed)), None)
     if word is None:
         return None
     return (
         f"{word}: not understood; type key=value, or key=a,b for a sweep; quote twice, as in "
         "\"key='value'\", a value with blanks, commas, brackets, quotes or letters beyond a-z"
     )
+
+
+def _is_read(word: str) -> bool:
+    if word.startswith("-"):
+        return True
+    try:
+        OverridesParser.create().parse_override(word)
+    except HydraException:
+        return False
+    return True
 
 
 def _folder(told: str) -> str | None:

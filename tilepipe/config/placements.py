@@ -6,7 +6,7 @@ Knows nothing of Hydra, numpy or how a placement is computed or read.
 from dataclasses import dataclass
 
 from tilepipe.config.choices import PlacementRule, Replica
-from tilepipe.config.refuse import require, require_own
+from tilepipe.config.refuse import NOT_TYPED, require, require_own
 
 __all__ = [
     "PLACEMENTS",
@@ -47,13 +47,13 @@ class FilePlacement(_Placement):
     """The expert of each physical expert, read from a file."""
 
     rule: PlacementRule = PlacementRule.file
-    path: str = "???"  # omegaconf's word for a value that must be typed
+    path: str = NOT_TYPED
     layer: int | None = None  # row of the map; null: it has one
     replica: Replica = Replica.spread
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        named = self.path not in ("", "???")
+        named = self.path not in ("", NOT_TYPED)
         require(named, "placement.path", self.path, "placement=file needs placement.path=FILE")
         counted = self.layer is None or self.layer >= 0
         require(counted, "placement.layer", self.layer, "must be 0 or more, or null")

@@ -7,12 +7,16 @@ from dataclasses import fields
 from enum import Enum
 from typing import Any
 
-__all__ = ["require", "require_own"]
+__all__ = ["NOT_TYPED", "require", "require_own"]
+
+NOT_TYPED = "???"  # omegaconf's word for a value that must be typed
 
 
 def require(holds: bool, key: str, value: object, allowed: str) -> None:
     """Raise a ValueError that says key, value and what is allowed instead."""
     if not holds:
+        if value == NOT_TYPED:
+            raise ValueError(f"{key}: not typed; {allowed}")
         word = "null" if value is None else value.name if isinstance(value, Enum) else value
         raise ValueError(f"{key}={word}: {allowed}")
 

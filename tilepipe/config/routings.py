@@ -6,7 +6,7 @@ Knows nothing of Hydra, numpy or how a law is drawn.
 from dataclasses import dataclass
 
 from tilepipe.config.choices import Law
-from tilepipe.config.refuse import require, require_own
+from tilepipe.config.refuse import NOT_TYPED, require, require_own
 
 __all__ = [
     "LOG_LINES",
@@ -47,7 +47,7 @@ def _require_share(share: float) -> None:
 
 
 def _require_file(law: Law, path: str, layer: int | None) -> None:
-    named = path not in ("", "???")
+    named = path not in ("", NOT_TYPED)
     lines = f"CSV with the lines {_COUNT_LINES}" if law is Law.counts else f"lines {LOG_LINES}"
     needed = f"routing={law.name} needs routing.path=FILE, of a format in docs/routing.md, such as"
     require(named, "routing.path", path, f"{needed} {lines}")
@@ -156,7 +156,7 @@ class TraceRouting(_Routing):
     """Routing recorded from a real model."""
 
     law: Law = Law.trace
-    path: str = "???"  # omegaconf's word for a value that must be typed
+    path: str = NOT_TYPED
     layer: int | None = None  # null: the file holds one layer
     request: str | None = None  # null: all requests
     # A window of the tokens that layer and request leave.
@@ -180,7 +180,7 @@ class CountsRouting(_Routing):
     """Distinct experts at random, as many tokens each as recorded counts say."""
 
     law: Law = Law.counts
-    path: str = "???"
+    path: str = NOT_TYPED
     layer: int | None = None  # null: the file holds one layer
 
     def __post_init__(self) -> None:

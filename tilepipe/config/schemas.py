@@ -257,8 +257,13 @@ def _member(choice: type[_Choice], key: str, name: str) -> _Choice:
 def _require_keys(schema: type, prefix: str, values: dict[str, Any]) -> None:
     known = [field.name for field in fields(cast(Any, schema))]
     for key in sorted(values.keys() ^ set(known)):
+        group = prefix[:-1]
         wrong = "unknown key" if key in values else "missing"
-        raise ValueError(f"{prefix}{key}: {wrong}; {schema.__name__} has {', '.join(known)}")
+        # What a chosen option holds is never missing: its law, rule or operation was typed alone.
+        chosen = f"; choose with {group}=NAME" if group and key in known else ""
+        raise ValueError(
+            f"{prefix}{key}: {wrong}; {group or 'the root'} has {', '.join(known)}{chosen}"
+        )
 
 
 def _build(schema: type[_Schema], group: str, container: dict[str, Any]) -> _Schema:

@@ -14,6 +14,7 @@ from typing import Any
 
 from tilepipe.config.choices import Law, PlacementRule, Planner
 from tilepipe.config.limits import MAX_PLANNED_EXPERTS
+from tilepipe.launch.drawing import available_bytes, drawing_fault
 from tilepipe.launch.worker import describe, end_with
 from tilepipe.records import Point, Status
 from tilepipe.stopping import Stopping, out_of_the_terminals_reach
@@ -44,6 +45,8 @@ class Describing:
         Raises ValueError or OSError as the ranks would, MemoryError where the routing does not fit,
         Undescribed where something else went wrong, Interrupted where this process is asked to end.
         """
+        if lacking := drawing_fault(point.config, available_bytes()):
+            raise MemoryError(lacking)
         key = json.dumps([point.config.get(part) for part in _PARTS], sort_keys=True)
         if key not in self._found:
             self._found[key] = self._ask(point.config)
@@ -55,8 +58,10 @@ class Describing:
     def fault(self, point: Point) -> tuple[Status, str] | None:
         """How the point would end before its first launch, and why; None where it would not.
 
-        Looked for only where what was typed depends on what is drawn or read.
+        But for memory, looked for only where what was typed depends on what is drawn or read.
         """
+        if lacking := drawing_fault(point.config, available_bytes()):
+            return Status.oom, lacking
         if not _depends_on_rows(point.config):
             return None
         try:

@@ -15,19 +15,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tilepipe.workload.paths import path_fault
 from tilepipe.workload.trace.stored import BROKEN
 
 __all__ = ["map_refusal", "read_expert_map"]
 
 _NAMES = ("physical_to_logical_map", "phy2log")
+_SUFFIXES = (".json", ".npy", ".npz")
 _WRITE_AGAIN = "write the file again"
 _LARGEST_ID = 2**31 - 1
 
 
 def read_expert_map(path: str, layer: int | None) -> NDArray[np.int32]:  # (num_physical,)
     """The row of `layer`, or the only row; a ValueError says what to repair."""
-    if not Path(path).is_file():
-        raise map_refusal(path, "no such file", "type placement.path=FILE")
+    if fault := path_fault(path, key="placement.path", suffixes=_SUFFIXES):
+        raise map_refusal(path, *fault)
     match Path(path).suffix:
         case ".json":
             rows = _rows_of_json(path)

@@ -6,9 +6,9 @@ Knows nothing of how a format looks inside.
 import zipfile
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from pathlib import Path
-from stat import S_ISDIR, S_ISREG
 
 from tilepipe.config.routings import LOG_LINES
+from tilepipe.workload.paths import path_fault
 from tilepipe.workload.trace.answers import is_answer, read_answers
 from tilepipe.workload.trace.arrays import read_arrays
 from tilepipe.workload.trace.jsonl import read_log
@@ -90,21 +90,10 @@ def find_format(path: str) -> str:
 
 def _start(path: str) -> bytes:
     """The first bytes of a file; refuses what is none, or cannot be read."""
-    try:
-        mode = Path(path).stat().st_mode if path else 0
-        if not path or S_ISREG(mode):
-            with open(path, "rb") as file:
-                return file.read(64)
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a zero byte
-        raise refusal(path, "no such file", "type routing.path=FILE") from None
-    except OSError as error:
-        told = f"cannot be read ({error.strerror})"
-        raise refusal(path, told, "type the path of a file that can") from None
-    if S_ISDIR(mode):
-        inside = sorted(file.name for file in Path(path).iterdir() if file.suffix in _SUFFIXES)
-        named = f", such as {inside[0]}" if inside else ""
-        raise refusal(path, "is a folder", f"type the path of one file in it{named}")
-    raise refusal(path, "is a device or a pipe", "write it to a file, which is read twice")
+    if fault := path_fault(path, key="routing.path", suffixes=_SUFFIXES):
+        raise refusal(path, *fault)
+    with open(path, "rb") as file:
+        return file.read(64)
 
 
 def _by_content(path: str, suffix: str, start: bytes) -> str:
