@@ -21,6 +21,7 @@ __all__ = [
     "num_to_cut",
     "pack_cluster_tiles",
     "place_of_ticket",
+    "places_of_tickets",
 ]
 
 # Words of a record: two vectors of 16 bytes.
@@ -155,14 +156,7 @@ def _halves_in_order(
 ) -> NDArray[np.int64]:  # (num_cluster_tiles x num_n_tiles,)
     """Halves of a tile, 1 or 2, that each ticket's takes."""
     tickets = np.arange(len(records) * num_n_tiles)
-    own = records[tickets // num_n_tiles].astype(np.int64)
-    there = place_of_ticket(
-        tickets,
-        own[:, TileWord.group_place],
-        own[:, TileWord.group_size],
-        num_n_tiles=num_n_tiles,
-        num_chunks=num_chunks,
-    )
+    there = places_of_tickets(records, tickets, num_n_tiles=num_n_tiles, num_chunks=num_chunks)
     return 1 + (records[there.cluster_tile, TileWord.valid].astype(np.int64) > half)
 
 
@@ -210,3 +204,19 @@ def place_of_ticket(
     width = ((chunk + 1) * num_n_tiles + num_chunks - 1) // num_chunks - start
     in_chunk = within - start * group_size
     return TicketPlace(cluster_tile=first + in_chunk // width, n_tile=start + in_chunk % width)
+
+
+def places_of_tickets(
+    records: NDArray[np.int32],  # (num_cluster_tiles, RECORD_WORDS)
+    tickets: NDArray[np.int64],
+    *,
+    num_n_tiles: int,
+    num_chunks: int,
+) -> TicketPlace:
+    """The output tiles that many tickets stand for, an array of each word."""
+    own = records[tickets // num_n_tiles].astype(np.int64)
+    return place_of_ticket(
+        *(tickets, own[:, TileWord.group_place], own[:, TileWord.group_size]),
+        num_n_tiles=num_n_tiles,
+        num_chunks=num_chunks,
+    )

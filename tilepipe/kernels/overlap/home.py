@@ -20,7 +20,7 @@ from tilepipe.config.limits import FUSED_WARPS, SHARED_BYTES
 from tilepipe.fabric.table import NUM_SLOTS
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.gemm.plan import BESIDE_RINGS_BYTES, KernelPlan
-from tilepipe.kernels.gemm.tiles import TileWord, place_of_ticket
+from tilepipe.kernels.gemm.tiles import TileWord, places_of_tickets
 from tilepipe.schedule.layout import ReceiveLayout
 
 __all__ = [
@@ -222,12 +222,7 @@ def _last_tickets(
     """The place in the hand-out of the last output tile of each chunk of an M tile."""
     num_n, num_chunks = gemm.num_n_tiles, gemm.num_chunks
     tickets = np.arange(len(records) * num_n)
-    own = records[tickets // num_n]
-    there = place_of_ticket(
-        *(tickets, own[:, TileWord.group_place], own[:, TileWord.group_size]),
-        num_n_tiles=num_n,
-        num_chunks=num_chunks,
-    )
+    there = places_of_tickets(records, tickets, num_n_tiles=num_n, num_chunks=num_chunks)
     record = records[there.cluster_tile]
     chunk = there.n_tile * num_chunks // num_n
     last = np.full((num_m_tiles, num_chunks), -1, np.int64)

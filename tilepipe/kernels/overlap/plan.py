@@ -19,7 +19,7 @@ from tilepipe.fabric.table import NUM_SLOTS
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.gemm.choices import Clip
 from tilepipe.kernels.gemm.plan import BESIDE_RINGS_BYTES, KernelPlan
-from tilepipe.kernels.gemm.tiles import TileWord, place_of_ticket
+from tilepipe.kernels.gemm.tiles import TileWord, places_of_tickets
 
 __all__ = [
     "OverlapPlan",
@@ -186,11 +186,8 @@ def num_first_tiles(
     tickets = np.arange(min(num_gemm_ctas // gemm.cluster_m, len(records) * gemm.num_n_tiles))
     if not len(tickets):
         return 0
-    own = records[tickets // gemm.num_n_tiles]
-    there = place_of_ticket(
-        *(tickets, own[:, TileWord.group_place], own[:, TileWord.group_size]),
-        num_n_tiles=gemm.num_n_tiles,
-        num_chunks=gemm.num_chunks,
+    there = places_of_tickets(
+        records, tickets, num_n_tiles=gemm.num_n_tiles, num_chunks=gemm.num_chunks
     )
     begun = records[there.cluster_tile]
     height = gemm.problem.group_align
