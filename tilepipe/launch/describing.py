@@ -60,10 +60,9 @@ class Describing:
 
         But for memory, looked for only where what was typed depends on what is drawn or read.
         """
-        if lacking := drawing_fault(point.config, available_bytes()):
-            return Status.oom, lacking
         if not _depends_on_rows(point.config):
-            return None
+            lacking = drawing_fault(point.config, available_bytes())
+            return (Status.oom, lacking) if lacking else None
         try:
             self.num_bytes(point)
         except (ValueError, OSError) as error:
