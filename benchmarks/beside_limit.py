@@ -26,13 +26,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
+from benchmarks.composed import config_from
 from benchmarks.program import NotHere, need_gpus, run
 from tilepipe.config.choices import Copy, Granularity
-from tilepipe.config.register import CONF_DIR, register
-from tilepipe.config.schemas import Config, config_from_dict
+from tilepipe.config.schemas import Config
 from tilepipe.experiments.cuda.oracle import poison
 from tilepipe.experiments.cuda.session import opened_session
 from tilepipe.experiments.setting import Memory
@@ -104,18 +102,13 @@ def build_copies() -> ctypes.CDLL:
 
 
 def config_of(operation: str, *overrides: str) -> Config:
-    register()
-    with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-        words = [
-            f"kernel={operation}",
-            "workload=deepseek_v3_ep8_rank",
-            "hardware=h200_x1",
-            "workload.num_tokens=4096",
-        ]
-        composed = compose("config", [*words, *overrides])
-    container = OmegaConf.to_container(composed, resolve=True, enum_to_str=True)
-    assert isinstance(container, dict)
-    return config_from_dict({str(key): value for key, value in container.items()})
+    return config_from(
+        f"kernel={operation}",
+        "workload=deepseek_v3_ep8_rank",
+        "hardware=h200_x1",
+        "workload.num_tokens=4096",
+        *overrides,
+    )
 
 
 class Bench:

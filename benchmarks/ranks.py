@@ -7,11 +7,8 @@ import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
-
-from tilepipe.config.register import CONF_DIR, register
-from tilepipe.config.schemas import Config, config_from_dict
+from benchmarks.composed import config_from
+from tilepipe.config.schemas import Config
 from tilepipe.fabric.device_heap import DeviceHeap
 from tilepipe.records import Sample
 
@@ -21,14 +18,8 @@ __all__ = ["append_lines", "group_config", "slowest_times"]
 def group_config(num_ranks: int, *words: str) -> Config:
     """A point of workload deepseek_v3, a rank on each of so many H200; a lone one is a rank of
     eight."""
-    register()
-    with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-        workload = "deepseek_v3" if num_ranks > 1 else "deepseek_v3_ep8_rank"
-        own = [f"hardware=h200_x{num_ranks}", f"workload={workload}"]
-        composed = compose("config", [*own, *words])
-    container = OmegaConf.to_container(composed, resolve=True, enum_to_str=True)
-    assert isinstance(container, dict)
-    return config_from_dict({str(key): value for key, value in container.items()})
+    workload = "deepseek_v3" if num_ranks > 1 else "deepseek_v3_ep8_rank"
+    return config_from(f"hardware=h200_x{num_ranks}", f"workload={workload}", *words)
 
 
 def slowest_times(
