@@ -96,6 +96,25 @@ def run(trial: Any, contender: str) -> list[Any]:
     ]
 
 
+def spare_sums(trial: Any, monkeypatch: Any, slot: Slot) -> tuple[int, list[int]]:
+    """What counters of all ranks that are not zero sum up to: as they are, and as `fused` and then
+    `gemm_contended` find them when their launch is opened."""
+    group = trial.session.group
+    for rank in trial.session.ranks:
+        group.tensor(rank, slot).fill_(7)
+
+    def spare_sum() -> int:
+        return sum(int(group.tensor(rank, slot).sum()) for rank in trial.session.ranks)
+
+    opened: list[int] = []
+    monkeypatch.setattr(group, "open", lambda **_: opened.append(spare_sum()))
+    before = spare_sum()
+    for contender in ("fused", "gemm_contended"):
+        trial.prepare(contender, LAUNCH)
+        trial.run(contender)
+    return before, opened
+
+
 def experts(group: DeviceGroup) -> Iterator[tuple[int, int, slice]]:
     """Rank, number of an expert in the group, and its receive rows there."""
     num_local = group.settings.num_experts_per_rank

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.experiments.cuda import plain  # noqa: E402
-from tests.experiments.cuda.plain import LAUNCH, experts, run, session_of  # noqa: E402
+from tests.experiments.cuda.plain import LAUNCH, experts, run, session_of, spare_sums  # noqa: E402
 from tilepipe.config.choices import Roles  # noqa: E402
 from tilepipe.experiments.cuda.dispatch_gemm import CudaDispatchGemm  # noqa: E402
 from tilepipe.experiments.cuda.entry import symmetric_bytes_of  # noqa: E402
@@ -214,20 +214,7 @@ def test_rows_that_open_a_launch_are_those_of_ctas_that_begin_with_tiles(trial, 
 def test_nothing_stands_in_the_counters_that_tell_when_a_contended_gemm_may_begin(
     trial, monkeypatch
 ):
-    group = trial.session.group
-    for rank in trial.session.ranks:
-        group.tensor(rank, Slot.spare_ready).fill_(7)
-
-    opened = []
-    monkeypatch.setattr(group, "open", lambda **_: opened.append(spare_sum()))
-
-    def spare_sum():
-        return sum(int(group.tensor(rank, Slot.spare_ready).sum()) for rank in trial.session.ranks)
-
-    before = spare_sum()
-    for contender in ("fused", "gemm_contended"):
-        trial.prepare(contender, LAUNCH)
-        trial.run(contender)
+    before, opened = spare_sums(trial, monkeypatch, Slot.spare_ready)
 
     assert opened == [before, 0]
     assert before > 0

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.experiments.cuda import plain  # noqa: E402
-from tests.experiments.cuda.plain import LAUNCH, experts, push, reduce, run, session_of  # noqa: E402
+from tests.experiments.cuda.plain import LAUNCH, experts, push, reduce, run, session_of, spare_sums  # noqa: E402
 from tilepipe.config.choices import Roles  # noqa: E402
 from tilepipe.experiments.cuda.entry import symmetric_bytes_of  # noqa: E402
 from tilepipe.experiments.cuda.gemm_combine import CudaGemmCombine  # noqa: E402
@@ -190,21 +190,7 @@ def test_units_of_every_rank_are_uploaded_ahead_of_each_launch(trial, contender)
 
 
 def test_no_token_is_said_to_be_home_in_the_counters_of_a_contended_gemm(trial, monkeypatch):
-    group = trial.session.group
-    for rank in trial.session.ranks:
-        group.tensor(rank, Slot.spare_token_ready).fill_(7)
-
-    opened = []
-    monkeypatch.setattr(group, "open", lambda **_: opened.append(spare_sum()))
-
-    def spare_sum():
-        tensors = [group.tensor(rank, Slot.spare_token_ready) for rank in trial.session.ranks]
-        return sum(int(tensor.sum()) for tensor in tensors)
-
-    before = spare_sum()
-    for contender in ("fused", "gemm_contended"):
-        trial.prepare(contender, LAUNCH)
-        trial.run(contender)
+    before, opened = spare_sums(trial, monkeypatch, Slot.spare_token_ready)
 
     assert opened == [before, 0]
     assert before > 0

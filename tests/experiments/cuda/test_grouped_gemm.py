@@ -97,17 +97,6 @@ def trial_of(config, monkeypatch):
     return CudaGroupedGemm(session)
 
 
-def verdicts_of(trial, contender, launch=LAUNCH):
-    trial.prepare(contender, launch)
-    trial.poison(contender)
-    trial.run(contender)
-    return [
-        verdict
-        for rank in trial.session.ranks
-        for verdict in trial.check(contender, rank, launch, "before")
-    ]
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -125,7 +114,7 @@ def test_every_contender_multiplies_the_same_rows_wherever_they_lie(words, monke
     )
     assert trial.checked == trial.contenders[:-1]
     for contender in trial.checked:
-        found = verdicts_of(trial, contender)
+        found = plain.run(trial, contender)
         assert [verdict.detail for verdict in found] == ["", ""]
         # 2 ranks x 32 tokens x 2 slots, each a row of 2 x intermediate columns.
         columns = 2 * trial.session.config.workload.intermediate
@@ -150,14 +139,14 @@ def test_a_value_that_is_wrong_or_was_never_written_is_found(monkeypatch):
         d[0, 3] += 1
 
     monkeypatch.setattr(PlainGemm, "flaw", staticmethod(one_off))
-    wrong = verdicts_of(trial, "gemm_all")
+    wrong = plain.run(trial, "gemm_all")
     assert [verdict.passed for verdict in wrong] == [False] * 2
     assert wrong[0].detail.startswith("1 of ")
     assert "the first at [0, 3]" in wrong[0].detail
 
     # Outputs of the launch before are stale, as every row differs from launch to launch.
     monkeypatch.setattr(PlainGemm, "flaw", None)
-    verdicts_of(trial, "gemm_all")
+    plain.run(trial, "gemm_all")
     (stale,) = trial.check("gemm_all", 0, LAUNCH + 1, "after")
     assert stale.num_wrong > stale.num_values // 2
 
