@@ -8,12 +8,7 @@ import importlib
 from tilepipe.config.schemas import Config
 from tilepipe.experiments.beside import with_baselines
 from tilepipe.experiments.session import Session
-from tilepipe.experiments.setting import (
-    placed_routing,
-    plan_settings,
-    refuse_overflow,
-    shape_of,
-)
+from tilepipe.experiments.setting import reserved
 from tilepipe.experiments.trial import Trial, measure
 from tilepipe.fabric.host import HeapPlace
 from tilepipe.host.delays import NO_DELAYS, Delays
@@ -41,11 +36,7 @@ def symmetric_bytes_of(config: Config) -> int:
 
     Raises what `draw` and `place` do, and ValueError where that is not enough.
     """
-    memory = _trial(config).memory(config)
-    placed = placed_routing(config)
-    settings, shape = plan_settings(config, placed), shape_of(config, placed.physical, memory)
-    refuse_overflow(placed.physical, settings, shape)
-    return symmetric_bytes(settings, shape)
+    return symmetric_bytes(*reserved(config, _trial(config).memory(config)))
 
 
 def _trial(config: Config) -> type[Trial]:

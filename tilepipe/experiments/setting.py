@@ -33,7 +33,7 @@ __all__ = [
     "counts_of",
     "placed_routing",
     "plan_settings",
-    "refuse_overflow",
+    "reserved",
     "shape_of",
 ]
 
@@ -109,7 +109,18 @@ def placed_routing(config: Config) -> Placed:
     return place(config.placement, drawn)
 
 
-def refuse_overflow(routing: Routing, settings: PlanSettings, shape: Shape) -> None:
+def reserved(config: Config, memory: Memory) -> tuple[PlanSettings, Shape]:
+    """What says how much memory each rank reserves.
+
+    Raises what `draw` and `place` do, and ValueError where that is not enough.
+    """
+    placed = placed_routing(config)
+    settings, shape = plan_settings(config, placed), shape_of(config, placed.physical, memory)
+    _refuse_overflow(placed.physical, settings, shape)
+    return settings, shape
+
+
+def _refuse_overflow(routing: Routing, settings: PlanSettings, shape: Shape) -> None:
     """Raise ValueError where `kernel.capacity_factor` leaves a rank less room than its rows take.
 
     Every rank finds the same at its first launch, in the same words but for the least factor.

@@ -116,7 +116,7 @@ class CudaDispatchGemm(Launched):
         whole = contender in ("fused", "sequential", "dispatch")
         return self.session.time(self._parts(contender), whole=whole)
 
-    def opening(self, contender: str) -> Callable[[], None]:
+    def _opening(self, contender: str) -> Callable[[], None]:
         group = self.session.group
         # Flags that are set let the GEMM run alone, or beside rows that go elsewhere.
         preset = contender in ("gemm_flags", "gemm_contended")

@@ -7,13 +7,7 @@ no GPU and loads no kernel.
 import importlib
 
 from tilepipe.config.schemas import Config
-from tilepipe.experiments.setting import (
-    Memory,
-    placed_routing,
-    plan_settings,
-    refuse_overflow,
-    shape_of,
-)
+from tilepipe.experiments.setting import Memory, reserved
 from tilepipe.fabric.device_heap import device_bytes
 from tilepipe.kernels.buffers import buffer_specs
 from tilepipe.records import RankRecord
@@ -50,7 +44,4 @@ def symmetric_bytes_of(config: Config) -> int:
         "gemm_combine": Memory(home_hidden=hidden, spare=True),
         "moe_layer": Memory(dispatch_hidden=hidden, home_hidden=hidden),
     }[config.operation.name]
-    placed = placed_routing(config)
-    settings, shape = plan_settings(config, placed), shape_of(config, placed.physical, memory)
-    refuse_overflow(placed.physical, settings, shape)
-    return device_bytes(buffer_specs(settings, shape))
+    return device_bytes(buffer_specs(*reserved(config, memory)))

@@ -106,7 +106,7 @@ class CudaGemmCombine(Homeward):
         whole = contender in ("fused", "sequential", "push")
         return self.session.time(self._parts(contender), whole=whole)
 
-    def opening(self, contender: str) -> Callable[[], None]:
+    def _opening(self, contender: str) -> Callable[[], None]:
         group = self.session.group
 
         def open_launch() -> None:
