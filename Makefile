@@ -1,7 +1,7 @@
 # PYTHON= picks the interpreter (3.11 to 3.13), PIP_ARGS= passes options to pip, such as an index.
 .DEFAULT_GOAL := help
 .PHONY: help run repro repro-comm repro-gemm repro-dispatch-gemm repro-gemm-combine repro-moe-layer report
-.PHONY: test test-gpu lint clean
+.PHONY: test search test-gpu lint clean
 PYTHON ?= python3
 PIP_ARGS ?=
 BIN := .venv/bin
@@ -41,6 +41,13 @@ report: $(READY) ## tables and figures of what lies below outputs/
 
 test: $(READY) ## all tests that need no GPU
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not gpu and not multi_gpu"
+
+ROUNDS ?= 10
+search: $(READY) ## property tests on examples of their own, ROUNDS= times (10) or until one fails
+	for _ in $$(seq $(ROUNDS)); do \
+	    $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "hypothesis and not gpu and not multi_gpu" \
+	        --hypothesis-profile=search || exit; \
+	done
 
 test-gpu: $(READY) ## tests that need one NVIDIA GPU
 	$(BIN)/python -m pytest -q -m gpu tests/gpu

@@ -16,7 +16,6 @@ import ctypes
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -39,6 +38,7 @@ from tilepipe.kernels.launcher import Knobs, Launcher
 from tilepipe.measure.contenders import run_interleaved
 from tilepipe.measure.stats import median_interval, paired_ratio
 from tilepipe.schedule.packed import SLOT_BITS
+from tilepipe.stopping import temporary_folder
 
 # As conf/kernel/ has them.
 BACKENDS = {
@@ -93,8 +93,8 @@ def build_copies() -> ctypes.CDLL:
         raise NotHere("nvcc was not found; put the CUDA toolkit's bin folder on PATH")
     source = Path(__file__).with_name("copy_limit.cu")
     words = ["nvcc", "-std=c++17", "-O3", "-arch=sm_90", "-shared", "-Xcompiler", "-fPIC"]
-    with tempfile.TemporaryDirectory(prefix="tilepipe-copy-") as folder:
-        target = Path(folder, "libcopy_limit.so")
+    with temporary_folder("tilepipe-copy-") as folder:
+        target = folder / "libcopy_limit.so"
         subprocess.run([*words, "-o", str(target), str(source)], check=True)
         library = ctypes.CDLL(str(target))  # stays mapped when the file is gone
     library.copy_limit_launch.argtypes = [ctypes.c_int] * 2 + [ctypes.c_void_p] * 5

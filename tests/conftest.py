@@ -11,8 +11,11 @@ import pytest
 from hypothesis import settings
 
 # What an example may take depends on who else uses the cores: a hang is pytest's to find.
-settings.register_profile("shared_cores", deadline=None)
-settings.load_profile("shared_cores")
+# `make test` tries the same examples each time, so that a change is judged by what it changes;
+# `make search` draws others.
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.register_profile("search", deadline=None, derandomize=False, print_blob=True)
+settings.load_profile("same")
 
 # As the launcher has it for ranks. It counts only before numpy is loaded, which is here: ranks that
 # tests fork share the cores too, and with a thread a core each they mostly waited for one another.

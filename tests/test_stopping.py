@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tilepipe import stopping as stopping_module
-from tilepipe.stopping import ASKING, Interrupted, Stopping
+from tilepipe.stopping import ASKING, Interrupted, Stopping, temporary_folder
 
 
 @pytest.fixture
@@ -129,6 +129,41 @@ with half_written(file), half_written(folder):
     done = run(program)
 
     assert (done.returncode, done.stderr) == (130, "stopped by SIGTERM before the end\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_a_temporary_folder_is_left_at_no_instant_of_its_making(place, tmp_path):
+    program = f"""
+import os, pathlib, signal
+from tilepipe.stopping import end_when_asked, temporary_folder
+make = os.mkdir
+def stopped(path, *given):
+    {"" if place == "before" else "make(path, *given)"}
+    signal.raise_signal(signal.SIGINT)
+end_when_asked()
+os.mkdir = stopped
+with temporary_folder("kept-", beside=pathlib.Path({str(tmp_path)!r})):
+    print("not reached")
+"""
+
+    done = run(program)
+
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "stopped by SIGINT before the end\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_temporary_folder_is_its_users_and_goes_with_the_block(tmp_path, monkeypatch):
+    monkeypatch.setattr(stopping_module.tempfile, "tempdir", str(tmp_path))
+
+    with temporary_folder("mine-") as first, temporary_folder("mine-") as second:
+        assert first.parent == second.parent == tmp_path
+        assert first.name.startswith("mine-")
+        assert first != second
+        assert first.stat().st_mode & 0o777 == 0o700
+        (first / "within").mkdir()
+
     assert list(tmp_path.iterdir()) == []
 
 

@@ -19,11 +19,11 @@ from omegaconf import DictConfig
 
 from tilepipe.config.identity import cpu_model, device_name
 from tilepipe.config.mistyped import mistyped, unknown_key
-from tilepipe.config.register import CONF_DIR, Root, register, scratch
+from tilepipe.config.register import CONF_DIR, Root, register
 from tilepipe.config.words import refused_word
 from tilepipe.launch.collect import own_experiment_fault, point_from, several_experiments
 from tilepipe.records import Point
-from tilepipe.stopping import half_written, leave
+from tilepipe.stopping import leave, temporary_folder
 from tilepipe.streams import mend_standard_streams
 
 __all__ = ["main"]
@@ -64,7 +64,6 @@ def _collect() -> tuple[list[Point], str]:
 
     Neither where Hydra was asked to show something.
     """
-    register()
     points: list[Point] = []
 
     def task(cfg: DictConfig) -> None:
@@ -74,10 +73,11 @@ def _collect() -> tuple[list[Point], str]:
     shows_all = bool(os.environ.get("HYDRA_FULL_ERROR"))  # asks Hydra for its own account
     try:
         with (
-            half_written(Path(scratch().name)),
+            temporary_folder("tilepipe-") as scratch,
             _always_a_sweep() as overrides,
             nullcontext() if shows_all else redirect_stderr(said),
         ):
+            register(scratch)
             if refused := refused_word(overrides):
                 return [], refused
             hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="config")(task)()
@@ -88,9 +88,6 @@ def _collect() -> tuple[list[Point], str]:
         typed = sys.argv[1:]
         fault = own_experiment_fault(sys.argv) or mistyped(said.getvalue(), typed, root=Root)
         return [], fault
-    finally:
-        scratch().cleanup()
-        scratch.cache_clear()
     sys.stderr.write(said.getvalue())
     unknown = (unknown_key(point.config, overrides, root=Root) for point in points)
     return points, next(filter(None, unknown), "")

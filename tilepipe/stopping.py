@@ -12,7 +12,9 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import time
+import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,6 +30,7 @@ __all__ = [
     "half_written",
     "leave",
     "out_of_the_terminals_reach",
+    "temporary_folder",
 ]
 
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -63,12 +66,32 @@ def leave(code: int) -> NoReturn:
 
 @contextmanager
 def half_written(path: Path) -> Iterator[None]:
-    """Have this file or folder removed should the process end at once during the block."""
+    """Have this file or folder removed should the process end at once during the block.
+
+    It is made inside the block, not before.
+    """
     _half_written.add(path)
     try:
         yield
     finally:
         _half_written.discard(path)
+
+
+@contextmanager
+def temporary_folder(prefix: str, *, beside: Path | None = None) -> Iterator[Path]:
+    """A new folder for this user alone, gone with all it holds however the block or process ends.
+
+    Lies where the system keeps temporary files, or in the folder `beside`. Its name is drawn here:
+    tempfile tells a name once the folder exists, and an end in between would leave it behind.
+    Raises OSError where none can be made.
+    """
+    path = (beside or Path(tempfile.gettempdir())) / f"{prefix}{uuid.uuid4().hex[:12]}"
+    with half_written(path):
+        path.mkdir(mode=0o700)
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager

@@ -122,15 +122,46 @@ def test_no_count_is_modelled_to_be_faster_and_no_smaller_one_as_fast(
     assert all(time > times[count - 1] for time in times[: count - 1])
 
 
-@any_launch
+# A whole factor leaves the share that crosses the link as it is.
+@given(
+    operation=st.sampled_from(FUSED),
+    roles=st.sampled_from(Roles),
+    work=works(),
+    rates=RATES,
+    factor=st.integers(2, 10),
+)
 def test_more_bytes_take_no_fewer_ctas(operation, roles, work, rates, factor):
     more = replace(
-        work,
-        moved_bytes=int(work.moved_bytes * factor),
-        linked_bytes=int(work.linked_bytes * factor),
+        work, moved_bytes=work.moved_bytes * factor, linked_bytes=work.linked_bytes * factor
     )
 
     assert chosen(operation, roles, more, rates) >= chosen(operation, roles, work, rates)
+
+
+def test_a_short_part_counts_beside_any_long_one():
+    rates = Rates(
+        num_sms=6,
+        cta_gbps=5.0,
+        beside_gemm=1.0,
+        shared_gbps=50.0,
+        memory_gbps=100.0,
+        tflops=10.0,
+        link_gbps=5.0,
+    )
+    counts = set()
+    for factor in (1, 2, 1000):
+        work = Work(
+            moved_bytes=factor * 40_000_000,
+            linked_bytes=factor * 20_000_000,  # what takes longest, whatever the count
+            rolling_bytes=0,
+            reduced_bytes=1,
+            num_tiles=0,
+            tile_flops=1_000_000,
+        )
+        counts.add(chosen(Operation.gemm_combine, Roles.fixed, work, rates))
+
+    # All the link's time they reduce one byte, and five do so a tenth of a nanosecond earlier.
+    assert counts == {5}
 
 
 @any_launch

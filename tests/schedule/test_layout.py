@@ -289,3 +289,11 @@ def test_the_least_capacity_factor_holds_the_fullest_rank_and_a_smaller_one_does
 
     assert room >= rows
     assert least == 0.001 or less < rows
+
+
+def test_a_factor_that_gives_a_whole_number_of_rows_gives_no_row_more():
+    settings = PlanSettings(num_ranks=3, num_experts=6, num_topk=5, layout=Layout.packed)
+
+    # 8 x 5 / 3 rows are a third more than 13, which no float is: 1.125 times that is 15.
+    assert row_capacity(settings, num_tokens=8, capacity_factor=1.125) == 15
+    assert least_capacity_factor(settings, num_tokens=8, rows=16) == 1.126

@@ -3,10 +3,8 @@
 Knows nothing of what a configuration is for.
 """
 
-import tempfile
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from tilepipe.config.choices import Operation, Resume
 from tilepipe.config.placements import PLACEMENTS
 from tilepipe.config.routings import ROUTINGS
 
-__all__ = ["CONF_DIR", "Root", "by_device", "register", "scratch"]
+__all__ = ["CONF_DIR", "Root", "by_device", "register"]
 
 # In a wheel conf/ lies inside the package, in a checkout beside it.
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -49,8 +47,11 @@ class Root:
     launch: Any
 
 
-def register() -> None:
-    """Store schemas, resolvers and the computed option hardware=auto; calling twice is harmless."""
+def register(scratch: Path | None = None) -> None:
+    """Store schemas, resolvers and the computed option hardware=auto; calling twice is harmless.
+
+    `scratch` is where Hydra may write what it insists on; not needed where it only composes.
+    """
     store = ConfigStore.instance()
     # A group of their own, so that no schema becomes an option a user could choose.
     store.store(group="schema", name="root", node=Root)
@@ -71,7 +72,7 @@ def register() -> None:
         *(num_tokens, operation, token_axis),
     ):
         OmegaConf.register_new_resolver(f"tilepipe.{resolver.__name__}", resolver, replace=True)
-    OmegaConf.register_new_resolver("tilepipe.scratch", lambda: scratch().name, replace=True)
+    OmegaConf.register_new_resolver("tilepipe.scratch", lambda: str(scratch), replace=True)
 
 
 def by_device(hardware: str, gpu: Any, cpu: Any) -> Any:
@@ -138,12 +139,6 @@ def axis(choices: Any, gpu: str, cpu: str, traced: str | None = None) -> str:
 def token_axis(choices: Any, gpu: str, cpu: str) -> str:
     """Token counts of a sweep; none of its own where a trace brings one."""
     return "null" if choices["routing"] == "trace" else axis(choices, gpu, cpu)
-
-
-@cache
-def scratch() -> tempfile.TemporaryDirectory[str]:
-    """Where Hydra may write what it insists on; removed when the process ends."""
-    return tempfile.TemporaryDirectory(prefix="tilepipe-")
 
 
 def _option(hardware: str) -> str:

@@ -5,10 +5,11 @@ Knows nothing of what a kernel does.
 
 import os
 import re
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from tilepipe.stopping import temporary_folder
 
 __all__ = ["Code", "compile_code", "memory_instructions"]
 
@@ -34,7 +35,7 @@ def compile_code(entry: Any, arguments: Sequence[Any], *, arch: str = "sm_90a") 
     os.environ.setdefault("CUTE_DSL_ARCH", arch)  # read once, when cutlass is imported
     import cutlass.cute as cute
 
-    with tempfile.TemporaryDirectory(prefix="tilepipe-code-") as folder:
+    with temporary_folder("tilepipe-code-") as folder:
         options = f"--gpu-arch {arch} --keep-ptx --keep-cubin --dump-dir {folder}"
         function = cute.compile(entry, *arguments, options=options)
         ptx, cubin = function.__ptx__, function.__cubin__

@@ -18,7 +18,6 @@ import os
 import platform
 import re
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -29,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from tilepipe.kernels.compile import Code
-from tilepipe.stopping import half_written
+from tilepipe.stopping import temporary_folder
 
 __all__ = ["codes_kept", "default_folder", "kept", "load_code", "store_code"]
 
@@ -38,7 +37,7 @@ _MOST_BYTES = 256 * 2**20
 # A process that compiles is done with its `.new-` folder after seconds; one this old was killed.
 _GIVEN_UP_S = 24 * 3600.0
 _CODE = re.compile(r"[0-9a-f]{64}")  # as `_key` names them; what is named otherwise is not ours
-_HALF_MADE = re.compile(r"\.new-\w{8}")
+_HALF_MADE = re.compile(r"\.new-\w+")
 _PACKAGE = Path(__file__).resolve().parents[1]
 _COMPILER = "nvidia-cutlass-dsl"
 _COMPILER_SETTINGS = "CUTE_DSL_"
@@ -118,11 +117,8 @@ def store_code(place: Path, code: Code) -> None:
     _load_runtime()
     try:
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with (
-            tempfile.TemporaryDirectory(prefix=".new-", dir=place.parent) as name,
-            half_written(Path(name)),
-        ):
-            made = Path(name) / place.name
+        with temporary_folder(".new-", beside=place.parent) as folder:
+            made = folder / place.name
             made.mkdir()
             code.function.export_to_c(
                 file_path=str(made), file_name=Path(_OBJECT).stem, function_prefix=_PREFIX

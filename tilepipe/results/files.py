@@ -45,15 +45,16 @@ def write_bytes(path: Path, content: bytes) -> None:
     """Put content at path, all of it or none: what was there before stays until it is safe."""
     temporary = temporary_for(path)
     try:
-        try:
-            with half_written(temporary), temporary.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            _remove(temporary)
-            raise
+        with half_written(temporary):
+            try:
+                with temporary.open("wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(temporary, path)
+            except BaseException:
+                _remove(temporary)
+                raise
         _sync_folder(path.parent)
     except OSError as error:
         raise store_error(path, error) from error
@@ -66,12 +67,13 @@ def check_results_dir(path: Path) -> None:
     except OSError as error:
         raise store_error(path, error) from error
     probe = temporary_for(path / "probe")
-    try:
-        write_bytes(probe, bytes(_PROBE_BYTES))
-    except StoreError as error:
-        # Name the folder that was asked for, not the probe.
-        raise store_error(path, error) from error
-    _remove(probe)
+    with half_written(probe):
+        try:
+            write_bytes(probe, bytes(_PROBE_BYTES))
+        except StoreError as error:
+            # Name the folder that was asked for, not the probe.
+            raise store_error(path, error) from error
+        _remove(probe)
 
 
 def check_can_enter(folder: Path) -> None:

@@ -24,14 +24,16 @@ take as long as this says within 5 %).
 
 With switch a CTA that has sent all takes tiles of dispatch -> GEMM, so c costs the GEMM only as
 long as communication lasts; where the link is the limit more CTAs only wait longer. `margin` keeps
-rows ahead of the tiles that need them. Of equal counts the smallest is taken. So more bytes never
-take fewer CTAs, a longer GEMM or faster CTAs never more, and a slower link never more but in
-GEMM -> combine with fixed roles, where SMs that the link keeps from multiplying reduce
-(tests/schedule/test_comm_ctas.py). What a GEMM loses to rows that travel through the same memory is
-left out: it hardly depends on c.
+rows ahead of the tiles that need them. Of equal counts the smallest is taken, and times are
+compared as fractions: floats would tell apart what is equal, or lose a short part beside a long
+one. So more bytes never take fewer CTAs, a longer GEMM or faster CTAs never more, and a slower link
+never more but in GEMM -> combine with fixed roles, where SMs that the link keeps from multiplying
+reduce (tests/schedule/test_comm_ctas.py). What a GEMM loses to rows that travel through the same
+memory is left out: it hardly depends on c.
 """
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,9 +44,9 @@ from tilepipe.schedule.settings import PlanSettings
 __all__ = ["Rates", "Work", "beside_gbps", "best_num_comm_ctas", "modelled_ns", "work_of"]
 
 # Rows shall be there a fifth before the GEMM could need the last of them.
-_MARGIN = 1.25
-# Times that differ by no more are equal: sums of floats in another order.
-_EQUAL = 1e-9
+_MARGIN = Fraction(5, 4)
+
+_Real = float | Fraction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +54,12 @@ class Rates:
     """What the hardware gives one rank."""
 
     num_sms: int
-    cta_gbps: float  # of a communication CTA, the chip otherwise idle
-    beside_gemm: float  # share of it that is left beside a GEMM to one CTA
-    shared_gbps: float  # that ever more CTAs would reach there
-    memory_gbps: float  # of rows that are read once and written once
-    tflops: float  # of the GEMM on all SMs of the rank
-    link_gbps: float | None  # each way; None: nothing limits what crosses
+    cta_gbps: _Real  # of a communication CTA, the chip otherwise idle
+    beside_gemm: _Real  # share of it that is left beside a GEMM to one CTA
+    shared_gbps: _Real  # that ever more CTAs would reach there
+    memory_gbps: _Real  # of rows that are read once and written once
+    tflops: _Real  # of the GEMM on all SMs of the rank
+    link_gbps: _Real | None  # each way; None: nothing limits what crosses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,27 +119,7 @@ def modelled_ns(
     operation: Operation, roles: Roles, num_comm_ctas: int, *, work: Work, rates: Rates
 ) -> float:
     """Time of a fused launch by the formulas above; without its plan, in ns."""
-    num_sms = rates.num_sms
-    share = num_comm_ctas / num_sms
-    comm_ns = _comm_ns(work, rates, num_comm_ctas)
-    late_ns = _MARGIN * comm_ns
-    roll = work.rolling_bytes
-    everyone = num_sms if roles is Roles.switch else num_comm_ctas
-    if work.early_bytes is not None:
-        beside_ns = max(
-            _gemm_ns(work, rates, num_sms - num_comm_ctas), _link_ns(rates, work.linked_bytes)
-        )
-        early = min(work.early_bytes, beside_ns * beside_gbps(rates, num_comm_ctas))
-        return beside_ns + (work.reduced_bytes - early) / _copied_gbps(rates, everyone)
-    if operation is Operation.gemm_combine:
-        beside_ns = max(_gemm_ns(work, rates, num_sms - num_comm_ctas), late_ns)
-        tail_ns = _alone_ns(work, rates, roll, num_comm_ctas)
-        reduce_ns = work.reduced_bytes / _copied_gbps(rates, everyone)
-        return beside_ns + tail_ns + reduce_ns
-    start_ns = _alone_ns(work, rates, roll, everyone)
-    if roles is Roles.switch:
-        return start_ns + max(_gemm_ns(work, rates, num_sms) + share * comm_ns, late_ns)
-    return max(_gemm_ns(work, rates, num_sms - num_comm_ctas) + start_ns, late_ns)
+    return float(_fused_ns(operation, roles, num_comm_ctas, work=work, rates=_exact(rates)))
 
 
 def best_num_comm_ctas(
@@ -159,39 +141,78 @@ def best_num_comm_ctas(
             f"kernel.num_comm_ctas=auto: a rank has {rates.num_sms} SMs, and a fused launch needs "
             f"two clusters of {cluster_m}; lower launch.num_ranks"
         )
-    times = {
-        count: modelled_ns(operation, roles, count, work=work, rates=rates) for count in counts
-    }
-    least = min(times.values())
-    return next(count for count in counts if times[count] <= least * (1 + _EQUAL))
+    exact = _exact(rates)
+    return min(
+        counts,
+        key=lambda count: _fused_ns(operation, roles, count, work=work, rates=exact),
+    )
 
 
-def _gemm_ns(work: Work, rates: Rates, num_ctas: int) -> float:
-    tile_ns = work.tile_flops * rates.num_sms / rates.tflops / 1e3
-    return work.num_tiles * tile_ns / num_ctas
-
-
-def _copied_gbps(rates: Rates, num_ctas: int) -> float:
-    return min(num_ctas * rates.cta_gbps, rates.memory_gbps)
-
-
-def _link_ns(rates: Rates, linked_bytes: float) -> float:
-    return 0.0 if rates.link_gbps is None else linked_bytes / rates.link_gbps
-
-
-def _comm_ns(work: Work, rates: Rates, num_ctas: int) -> float:
-    """All rows, moved beside a GEMM."""
-    copied_ns = work.moved_bytes / beside_gbps(rates, num_ctas)
-    return max(copied_ns, _link_ns(rates, work.linked_bytes))
-
-
-def beside_gbps(rates: Rates, num_ctas: int) -> float:
+def beside_gbps(rates: Rates, num_ctas: int) -> _Real:
     """Rows that communication CTAs move beside a GEMM, 1e9 byte/s."""
     own_gbps = num_ctas * rates.cta_gbps * rates.beside_gemm
     return own_gbps * rates.shared_gbps / (own_gbps + rates.shared_gbps)
 
 
-def _alone_ns(work: Work, rates: Rates, num_bytes: int, num_ctas: int) -> float:
+def _exact(rates: Rates) -> Rates:
+    """The same rates as fractions, with which times come out without rounding."""
+    return Rates(
+        num_sms=rates.num_sms,
+        cta_gbps=Fraction(rates.cta_gbps),
+        beside_gemm=Fraction(rates.beside_gemm),
+        shared_gbps=Fraction(rates.shared_gbps),
+        memory_gbps=Fraction(rates.memory_gbps),
+        tflops=Fraction(rates.tflops),
+        link_gbps=None if rates.link_gbps is None else Fraction(rates.link_gbps),
+    )
+
+
+def _fused_ns(
+    operation: Operation, roles: Roles, num_comm_ctas: int, *, work: Work, rates: Rates
+) -> _Real:
+    num_sms = rates.num_sms
+    comm_ns = _comm_ns(work, rates, num_comm_ctas)
+    late_ns = _MARGIN * comm_ns
+    roll = work.rolling_bytes
+    everyone = num_sms if roles is Roles.switch else num_comm_ctas
+    if work.early_bytes is not None:
+        beside_ns = max(
+            _gemm_ns(work, rates, num_sms - num_comm_ctas), _link_ns(rates, work.linked_bytes)
+        )
+        early = min(work.early_bytes, beside_ns * beside_gbps(rates, num_comm_ctas))
+        return beside_ns + (work.reduced_bytes - early) / _copied_gbps(rates, everyone)
+    if operation is Operation.gemm_combine:
+        beside_ns = max(_gemm_ns(work, rates, num_sms - num_comm_ctas), late_ns)
+        tail_ns = _alone_ns(work, rates, roll, num_comm_ctas)
+        reduce_ns = work.reduced_bytes / _copied_gbps(rates, everyone)
+        return beside_ns + tail_ns + reduce_ns
+    start_ns = _alone_ns(work, rates, roll, everyone)
+    if roles is Roles.switch:
+        own_ns = _gemm_ns(work, rates, num_sms) + num_comm_ctas * comm_ns / num_sms
+        return start_ns + max(own_ns, late_ns)
+    return max(_gemm_ns(work, rates, num_sms - num_comm_ctas) + start_ns, late_ns)
+
+
+def _gemm_ns(work: Work, rates: Rates, num_ctas: int) -> _Real:
+    tile_ns = work.tile_flops * rates.num_sms / (1000 * rates.tflops)
+    return work.num_tiles * tile_ns / num_ctas
+
+
+def _copied_gbps(rates: Rates, num_ctas: int) -> _Real:
+    return min(num_ctas * rates.cta_gbps, rates.memory_gbps)
+
+
+def _link_ns(rates: Rates, linked_bytes: _Real) -> _Real:
+    return 0 if rates.link_gbps is None else linked_bytes / rates.link_gbps
+
+
+def _comm_ns(work: Work, rates: Rates, num_ctas: int) -> _Real:
+    """All rows, moved beside a GEMM."""
+    copied_ns = work.moved_bytes / beside_gbps(rates, num_ctas)
+    return max(copied_ns, _link_ns(rates, work.linked_bytes))
+
+
+def _alone_ns(work: Work, rates: Rates, num_bytes: int, num_ctas: int) -> _Real:
     """Some rows, moved while no GEMM runs; as many of them cross the link as of all."""
-    linked = num_bytes * work.linked_bytes / max(work.moved_bytes, 1)
+    linked = Fraction(num_bytes * work.linked_bytes, max(work.moved_bytes, 1))
     return max(num_bytes / _copied_gbps(rates, num_ctas), _link_ns(rates, linked))

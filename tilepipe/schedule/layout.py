@@ -4,6 +4,8 @@ Knows nothing of sends and their order.
 """
 
 from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,8 +153,9 @@ def row_capacity(
     num_local = settings.num_experts_per_rank
     rows = num_tokens * min(settings.num_topk, num_local)
     if capacity_factor is not None:
-        mean = num_tokens * settings.num_topk / settings.num_ranks
-        rows = min(rows, int(np.ceil(capacity_factor * mean)))
+        # As typed, in decimals: a product of floats may come to lie past a whole row, or before it.
+        typed = Fraction(str(capacity_factor))
+        rows = min(rows, ceil(typed * num_tokens * settings.num_topk / settings.num_ranks))
     if settings.layout is Layout.padded:
         rows += num_local * (settings.tile_m - 1)
     return rows
@@ -169,12 +172,7 @@ def least_capacity_factor(
     wanted = rows - (gaps if settings.layout is Layout.padded else 0)
     # Rows are rounded up: the factor must lead past one row less.
     least = (wanted - 1) * 1000 * settings.num_ranks // (num_tokens * settings.num_topk) + 1
-    thousandths = max(1, least)
-    while True:  # a second time at most: a product of floats may be rounded down to that row
-        room = row_capacity(settings, num_tokens=num_tokens, capacity_factor=thousandths / 1000)
-        if room >= rows:
-            return thousandths / 1000
-        thousandths += 1
+    return max(1, least) / 1000
 
 
 def tile_capacity(settings: PlanSettings, rows: int) -> int:
