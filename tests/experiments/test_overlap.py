@@ -80,10 +80,14 @@ def terms_ms(operation, delays):
     ],
 )
 def test_a_delay_moves_its_own_term_by_its_own_amount(operation, delays, term, expected_ms):
-    before = terms_ms(operation, NO_DELAYS)
-    after = terms_ms(operation, delays)
+    tries = []
+    # Of three: others may hold the cores for a while, but not a wrong term right.
+    for _ in range(3):
+        before = terms_ms(operation, NO_DELAYS)
+        after = terms_ms(operation, delays)
+        tries.append({name: after[name] - before[name] for name in before})
+        apart = {**tries[-1], term: tries[-1][term] - expected_ms}
+        if all(abs(amount) <= expected_ms / 10 for amount in apart.values()):
+            return
 
-    moved = {name: after[name] - before[name] for name in before}
-    own = moved.pop(term)
-    assert own == pytest.approx(expected_ms, rel=0.1)
-    assert all(abs(other) < expected_ms / 10 for other in moved.values()), moved
+    pytest.fail(f"{term} did not move by {expected_ms} ms, or another did by a tenth: {tries}")

@@ -70,9 +70,9 @@ def test_it_is_told_at_once_whatever_else_was_typed(point, monkeypatch, words, k
     huge = point(*TINY, *words, f"workload.{key}=1_000_000_000")
 
     with closing(Describing(Stopping())) as one:
-        begin = time.monotonic()
+        begin_s = time.process_time()
         status, sentence = one.fault(huge)
-        taken_s = time.monotonic() - begin
+        taken_s = time.process_time() - begin_s
         with pytest.raises(MemoryError, match=f"workload.{key}=1000000000: their routing"):
             one.num_bytes(huge)
 

@@ -362,12 +362,11 @@ def test_plans_of_eight_ranks_with_16384_tokens_each_take_less_than_two_seconds(
     big_routing, layout, order
 ):
     wanted = replace(BIG, layout=layout, order=order)
-    elapsed = []
-    for _ in range(2):  # the better of two: somebody else may hold the core for a while
-        start = time.perf_counter()
-        plans = make_plan(big_routing, wanted)
-        elapsed.append(time.perf_counter() - start)
 
-    assert min(elapsed) < 2.0
+    start_s = time.process_time()  # not the clock: others may hold the core for a while
+    plans = make_plan(big_routing, wanted)
+    taken_s = time.process_time() - start_s
+
+    assert taken_s < 2.0
     assert [plan.num_sent for plan in plans] == [16_384 * 8] * 8
     assert sum(plan.layout.num_rows for plan in plans) == 8 * 16_384 * 8

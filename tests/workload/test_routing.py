@@ -362,9 +362,9 @@ def test_imbalance_without_rows_is_not_measured():
 
 @pytest.mark.parametrize("name", sorted(LAWS))
 def test_a_large_group_is_drawn_quickly(name):
-    start_s = time.perf_counter()
+    start_s = time.process_time()
 
     draw(LAWS[name](8, 256, 0), num_ranks=8, num_tokens=16_384, num_experts=256, num_topk=8)
 
-    # 0.1 to 0.2 s on an idle core; the bound leaves room for a loaded one.
-    assert time.perf_counter() - start_s < 2.0
+    # 0.1 to 0.2 s on an idle core.
+    assert time.process_time() - start_s < 1.0
