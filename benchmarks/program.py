@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tilepipe.stopping import ASKING, EXIT_STOPPED, Interrupted, leave
+from tilepipe.streams import BearingStream
 
 __all__ = ["EXIT_LATE", "NotHere", "job_code", "need_gpus", "num_started", "run"]
 
@@ -39,9 +41,12 @@ def run(main: Callable[[], int | str]) -> NoReturn:
     for number in ASKING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, hear)
+    # What it shows on its way may be lost, not what it measures.
+    stream: Any = BearingStream(sys.stdout, reader_may_leave=True)
     code: int | str
     try:
-        code = main()
+        with redirect_stdout(stream):
+            code = main()
     except NotHere as lacking:
         code = _told(str(lacking), _EXIT_NOT_RUN)
     except Interrupted as error:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import termios
 import time
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,48 @@ def test_other_programs_bear_a_closed_stream(words, code, tmp_path):
     done = shell(words, tmp_path)
 
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("list keys", 1),
+        ("list --help", 1),
+        ("list kez", 2),
+        ("doctor", 1),
+        ("validate {root}", 1),
+        ("compare {root} {root}", 1),
+        ("compare {root} {root} --json -", 1),
+        ("export {root}", 1),
+        ("reproduce --help", 1),
+        ("timeline --help", 1),
+        ("report {root} out={out}", 1),
+    ],
+)
+def test_output_that_cannot_be_written_is_one_sentence(words, code, tmp_path):
+    root = Path(__file__).parents[1] / "results" / "h200_x1"
+    words = words.format(root=root, out=tmp_path / "report")
+
+    done = shell(f"tilepipe.{words} >/dev/full", tmp_path)
+
+    assert done.returncode == code
+    if code == 1:
+        sentences = done.stderr.splitlines()
+        assert sentences[-1] == (
+            "standard output: No space left on device: not all is written; lead it elsewhere"
+        )
+        assert not any("Traceback" in sentence for sentence in sentences)
+    else:
+        assert "standard output" not in done.stderr
+
+
+def test_a_report_is_written_whole_whoever_hears_of_it(tmp_path):
+    root = Path(__file__).parents[1] / "results" / "h200_x1"
+
+    done = shell(f"tilepipe.report {root} out={tmp_path / 'report'} | head -c 0", tmp_path)
+
+    assert done.stderr == ""
+    assert (tmp_path / "report" / "report.md").is_file()
 
 
 def test_a_terminal_that_goes_ends_the_program_in_a_sentence(tmp_path):
@@ -79,3 +122,4 @@ def test_what_cannot_be_written_is_lost_but_that_a_reader_has_left_is_told():
     assert BearingStream(Full()).write("four") == 4
     with pytest.raises(BrokenPipeError):
         BearingStream(Left()).write("four")
+    assert BearingStream(Left(), reader_may_leave=True).write("four") == 4

@@ -25,6 +25,7 @@ from tilepipe.results.files import StoreError, write_bytes
 from tilepipe.results.reading import Reading, StoredPoint, read_results
 from tilepipe.results.schema import BREAKDOWN, SAMPLES, SUMMARY, TIMELINE
 from tilepipe.stopping import leave
+from tilepipe.streams import heard_out
 
 __all__ = ["main", "meanings", "to_csv", "to_json"]
 
@@ -54,9 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         _complain(str(error))
         return 2
-    except BrokenPipeError:
-        # The reader has seen enough; what is still buffered would fail again at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return int(bool(reading.faults))
 
 
@@ -180,4 +178,4 @@ def _complain(text: str) -> None:
 
 
 if __name__ == "__main__":
-    leave(main())
+    leave(heard_out(main))

@@ -5,7 +5,6 @@ of the tables' columns, and recordings of routing.
 """
 
 import argparse
-import os
 import re
 import shlex
 import shutil
@@ -18,6 +17,7 @@ from pathlib import Path
 from tilepipe.config.keys import keys
 from tilepipe.config.register import CONF_DIR, Root
 from tilepipe.stopping import leave
+from tilepipe.streams import heard_out
 
 __all__ = ["Option", "main", "options", "read_option"]
 
@@ -85,9 +85,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    except BrokenPipeError:
-        # The reader has seen enough; what is still buffered would fail again at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 0
 
 
@@ -294,4 +291,4 @@ def _numbers(words: Sequence[str]) -> tuple[dict[str, int], bool]:
 
 
 if __name__ == "__main__":
-    leave(main())
+    leave(heard_out(main))

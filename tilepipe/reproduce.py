@@ -22,6 +22,7 @@ from tilepipe.config import detect
 from tilepipe.config.choices import Operation
 from tilepipe.config.register import CONF_DIR, by_device
 from tilepipe.stopping import ASKING, leave
+from tilepipe.streams import heard_out
 
 __all__ = ["experiments", "main"]
 
@@ -183,4 +184,4 @@ def _needs(option: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    leave(main())
+    leave(heard_out(main))

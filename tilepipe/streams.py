@@ -3,13 +3,15 @@
 Knows nothing of what is written to them.
 """
 
+import errno
 import io
 import os
 import sys
-from contextlib import suppress
-from typing import Any, TextIO
+from collections.abc import Callable
+from contextlib import redirect_stdout, suppress
+from typing import Any, TextIO, cast
 
-__all__ = ["BearingStream", "mend_standard_streams"]
+__all__ = ["BearingStream", "heard_out", "mend_standard_streams"]
 
 
 def mend_standard_streams() -> None:
@@ -32,33 +34,56 @@ def mend_standard_streams() -> None:
 class BearingStream:
     """A stream for what may be lost: once it cannot be written to, what follows leads nowhere.
 
-    That a reader has left (BrokenPipeError) is passed on.
+    That a reader has left (BrokenPipeError) is passed on, or is one of the reasons.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, *, reader_may_leave: bool = False) -> None:
+        self.failure: OSError | None = None  # why it could not be written to
         self._stream = stream
+        self._passed_on = () if reader_may_leave else (BrokenPipeError,)
 
     def write(self, text: str) -> int:
         try:
             return self._stream.write(text)
-        except BrokenPipeError:
+        except self._passed_on:
             raise
-        except OSError:
-            self._give_up()
+        except OSError as error:
+            self._give_up(error)
             return len(text)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
-        except BrokenPipeError:
+        except self._passed_on:
             raise
-        except OSError:
-            self._give_up()
+        except OSError as error:
+            self._give_up(error)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def _give_up(self) -> None:
+    def _give_up(self, error: OSError) -> None:
+        self.failure = error
         # What is still in the stream's buffer would fail again when the process ends.
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+
+def heard_out(main: Callable[[], int]) -> int:
+    """Exit code of a program that is there for what it prints.
+
+    A reader that leaves has seen enough. Where the output cannot be written the program comes to
+    its end all the same, says so in a sentence, and does not end 0.
+    """
+    stream = BearingStream(sys.stdout, reader_may_leave=True)
+    with redirect_stdout(cast("TextIO", stream)):
+        try:
+            code = main()
+        except SystemExit as ended:  # argparse has printed its help, or what is wrong
+            code = ended.code if isinstance(ended.code, int) else 0
+        stream.flush()
+    if stream.failure is None or isinstance(stream.failure, BrokenPipeError):
+        return code
+    cause = os.strerror(stream.failure.errno or errno.EIO)
+    sys.stderr.write(f"standard output: {cause}: not all is written; lead it elsewhere\n")
+    return code or 1

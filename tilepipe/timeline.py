@@ -20,6 +20,7 @@ from tilepipe.results.recording import Recording, point_folder, read_recording
 from tilepipe.results.sms import agreement, role_times, sm_spans
 from tilepipe.results.traceevents import trace_json
 from tilepipe.stopping import leave
+from tilepipe.streams import heard_out
 
 __all__ = ["main"]
 
@@ -30,7 +31,7 @@ _LANES = ("sms", "warps")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code of the command: 0 written, 1 nothing to show or too much, 2 a wrong word."""
+    """Exit code of the command: 0 written, 1 nothing to show or too much, 2 wrong words."""
     parser = argparse.ArgumentParser(prog="python -m tilepipe.timeline", description=__doc__)
     parser.add_argument("point", metavar="POINT", type=Path, help="folder of the point")
     parser.add_argument(
@@ -45,11 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         keys = _keys(typed.words)
         window_us = _window_us(keys.get("window_us"))
         by_warp = _is_by_warp(keys.get("lanes", _LANES[0]))
-    except ValueError as error:
+        folder = point_folder(typed.point)
+    except (StoreError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
     try:
-        folder = point_folder(typed.point)
         recording = read_recording(folder)
         _show(recording, Path(keys.get("out", folder)), keys.get("rank"), window_us, by_warp)
         for line in _told(recording):
@@ -166,4 +167,4 @@ def _rank(text: str, num_ranks: int) -> int:
 
 
 if __name__ == "__main__":
-    leave(main())
+    leave(heard_out(main))

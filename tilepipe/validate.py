@@ -28,6 +28,7 @@ from tilepipe.results.store import REPORT_FOLDER, UNDER_WAY, WRAPPED_FOLDER
 from tilepipe.results.summary import summary_rows
 from tilepipe.results.versions import of_version
 from tilepipe.stopping import leave
+from tilepipe.streams import heard_out
 
 __all__ = ["Report", "main", "validate"]
 
@@ -167,4 +168,4 @@ def _spell(key: tuple[object, ...]) -> str:
 
 
 if __name__ == "__main__":
-    leave(main())
+    leave(heard_out(main))

@@ -29,6 +29,7 @@ from tilepipe.results.files import StoreError, write_bytes
 from tilepipe.results.pointfile import to_json
 from tilepipe.results.reading import read_results
 from tilepipe.stopping import leave
+from tilepipe.streams import heard_out
 
 __all__ = ["main"]
 
@@ -167,4 +168,4 @@ def _complain(text: str) -> None:
 
 
 if __name__ == "__main__":
-    leave(main())
+    leave(heard_out(main))

@@ -14,6 +14,7 @@ from pathlib import Path
 from tilepipe.doctor.fact import Fact, State
 from tilepipe.doctor.interpreter import python_fact
 from tilepipe.stopping import leave
+from tilepipe.streams import heard_out
 
 __all__ = ["main"]
 
@@ -84,4 +85,4 @@ def verdict(facts: Sequence[Fact], option: str | None) -> str:
 
 
 if __name__ == "__main__":
-    leave(main())
+    leave(heard_out(main))

@@ -20,6 +20,7 @@ from tilepipe.results.check import POINT_FILES
 from tilepipe.results.folders import folder_fault
 from tilepipe.results.store import REPORT_FOLDER
 from tilepipe.stopping import leave
+from tilepipe.streams import heard_out
 
 __all__ = ["main"]
 
@@ -91,4 +92,4 @@ def _tell(sentence: str, *, error: bool = False) -> None:
 
 
 if __name__ == "__main__":
-    leave(main())
+    leave(heard_out(main))
