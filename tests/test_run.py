@@ -112,6 +112,15 @@ def test_hardware_that_is_typed_is_not_said_to_be_missing(command, capsys):
     assert "1 point of typed_dispatch for hardware=h200_x8\n" in on_gpus
 
 
+def test_an_experiment_on_paced_links_says_that_the_host_has_none(command, capsys):
+    command("+experiment=dispatch_gemm_paced", "hardware=cpu")
+    paced = capsys.readouterr().out
+    command("+experiment=dispatch_gemm", "hardware=cpu")
+
+    assert "workload deepseek_v3_small; no link is throttled there\n" in paced
+    assert "throttled" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -125,6 +125,8 @@ def _announcement(points: list[Point]) -> str:
         line += f"; {found}composed for the host executor"
         if not all(any(word.startswith("workload=") for word in p.overrides) for p in points):
             line += f": workload {workloads}"
+        if "paced" in names:
+            line += "; no link is throttled there"
     return line
 
 

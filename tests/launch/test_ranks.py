@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import tempfile
 import time
 from multiprocessing import forkserver
 from pathlib import Path
@@ -37,6 +38,22 @@ def test_records_come_back_by_rank_and_every_rank_leaves_one_log(point, log_dir)
     ]
     assert sorted(path.name for path in log_dir.iterdir()) == ["rank0.log", "rank1.log"]
     assert "a word from the rank" in (log_dir / "rank1.log").read_text()
+
+
+def test_a_rank_that_raises_leaves_its_traceback_in_its_log_once_and_nothing_elsewhere(
+    point, log_dir, tmp_path, monkeypatch
+):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+
+    failed = fail(point, log_dir, entries.raises)
+
+    log = (log_dir / "rank1.log").read_text()
+    assert log.count("Traceback") == 1
+    assert log.splitlines()[-1] == "IndexError: list index out of range"
+    assert failed.log.splitlines()[-1] == "IndexError: list index out of range"
+    assert list(temporary.glob("pytorch-*")) == []
 
 
 def test_ranks_that_share_a_gpu_share_a_process_and_come_back_by_rank(point, log_dir):

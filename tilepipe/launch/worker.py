@@ -63,8 +63,8 @@ def rank_main(job: Job) -> Records:
 def at_job_boundary(job: Job, body: Callable[[Job, int], Records]) -> Records:
     """Run `body(job, rank)` under the point's time limit.
 
-    A failure is written to the log folder before it ends the process, so that the driver learns its
-    kind and sentence whatever becomes of the other ranks.
+    A failure is written to the log folder before it ends the process with code 1, so that the
+    driver learns its kind and sentence whatever becomes of the other ranks.
     """
     rank = int(os.environ["RANK"])
     # What is typed at a terminal is for the driver, which ends this process with SIGTERM.
@@ -91,7 +91,9 @@ def at_job_boundary(job: Job, body: Callable[[Job, int], Records]) -> Records:
         if isinstance(error, PeerAborted):
             # The first rank to end takes the others with it: the one that gave up must be heard.
             time.sleep(_FOLLOWER_WAIT_S)
-        raise
+        traceback.print_exc()
+        # Of an exception torch would keep a file of its own, which nobody removes.
+        raise SystemExit(1) from error
     faulthandler.cancel_dump_traceback_later()
     return records
 
