@@ -2,11 +2,12 @@
 
 Knows nothing of the order in which a warp works. The text of the kernel's roles runs as it stands,
 a generator a warp; which warp goes on next, and which load arrives, is drawn. Loads arrive late,
-stores are read and complete no sooner than somebody waits for them, and every use of a stage, a
-sum or a staging buffer says what must hold by then.
+stores are read and complete no sooner than somebody waits for them, rows of a launch that waits for
+them come at any time, and every use of a stage, a sum, a staging buffer or rows says what must hold
+by then.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -161,6 +162,16 @@ class Engine:
         self.num_products = 0  # of all warps
         self.stamped = Counter()  # (warp, M tile, N tile) of stamps, rows of each
         self.claimed_at = []  # K tiles already asked for when each ticket was claimed
+        # M tiles by their first row; those whose rows have yet to come; those that a warp, or who
+        # reads a record, knows to be there; those that a warp's own copies may read.
+        self.m_tiles = {
+            tile[TileWord.first_row] + cta * plan.tile_m: tile[TileWord.m_tile] + cta
+            for tile in self.tiles
+            for cta in range(plan.cluster_m)
+            if tile[TileWord.valid] > cta * plan.tile_m
+        }
+        self.due = sorted(set(self.m_tiles.values())) if plan.problem.wait is not None else []
+        self.known, self.handed, self.readable = (defaultdict(set) for _ in range(3))
         self.names = self._functions(text)
 
     def _cta(self):
@@ -183,17 +194,24 @@ class Engine:
 
     def run(self):
         """Run every warp to its end; asserts that some warp can always go on."""
-        states = {key: [warp, None] for key, warp in self._warps().items()}
+        states = {key: [warp, None, None] for key, warp in self._warps().items()}
         while states:
-            able = [key for key, (_, asked) in states.items() if self._may_go_on(key, asked)]
+            able = [key for key, (_, asked, _) in states.items() if self._may_go_on(key, asked)]
             able = [key for key in able if key[1] != self.slow_warp] or able * (not self.loads)
             if self.loads and (not able or self.random.random() < 0.3):
                 self._land(self.loads.pop(self.random.randrange(len(self.loads))))
                 continue
-            assert able, f"nobody can go on: { {key: asked for key, (_, asked) in states.items()} }"
+            if self.due and (not able or self.random.random() < 0.02):
+                self.due.pop(self.random.randrange(len(self.due)))
+                continue
+            assert able, f"nobody can go on: { {key: state[1] for key, state in states.items()} }"
             self.now = self.random.choice(able)
+            warp, asked, answer = states[self.now]
+            if asked is not None and asked[0] == "rows":
+                self.known[self.now].add(asked[1])
+                self.fence_proxy() if asked[2] else None
             try:
-                states[self.now][1] = self._asked(states[self.now][0].send(None))
+                states[self.now][1:] = self._asked(warp.send(answer))
             except StopIteration:
                 del states[self.now]
         assert not any(cta.incomplete for cta in self.ctas), "a store was never waited for"
@@ -204,7 +222,7 @@ class Engine:
             shared = self._shared(cta)
 
             def place(warp, cta=cta):
-                where = {"warp": warp, "lane": 0, "cta": cta, "table": 0, "rank": 0}
+                where = {"warp": warp, "lane": 0, "cta": cta, "table": 0, "rank": 0, "limit_ns": 0}
                 return SimpleNamespace(plan=self.plan, tape=None, **where)
 
             warps[cta, 0] = names["_load"](place(0), shared, OPERANDS)
@@ -225,18 +243,24 @@ class Engine:
         return warps
 
     def _asked(self, request):
+        """What the warp that runs waits for, and what it is then told."""
         operation, _, *arguments = request
         if operation == "wait":
-            return ("phase", *arguments[:2])
+            return ("phase", *arguments[:2]), None
+        if operation == "wait_telling":
+            m_tile, *_, loads = arguments
+            return ("rows", m_tile, loads), (True, m_tile in self.due)
         self.arrive_named(*arguments)
         # It is over for whoever comes last.
         number, over = arguments[0], self.here.over
         came_last = not self.here.named[number]
-        return ("named", number, over[number] - came_last)
+        return ("named", number, over[number] - came_last), None
 
     def _may_go_on(self, key, asked):
         if asked is None:
             return True
+        if asked[0] == "rows":
+            return asked[1] not in self.due
         if asked[0] == "named":
             return self.ctas[key[0]].over[asked[1]] > asked[2]
         _, barrier, phase = asked
@@ -277,12 +301,18 @@ class Engine:
         self.queue = value
 
     def arrive(self, barrier, cta, in_cluster):
+        if barrier.kind == "handed":
+            self.handed[barrier.index] = set(self.known[self.now])
         for here in self.ctas:
             here.barriers[barrier.kind][barrier.index].arrive()
 
     def lap(self, tape, event, item=None, part=0, num_rows=0):
         if event is Event.tile:
             self.stamped[self.now[1], item, part] += num_rows
+
+    def fence_proxy(self, kind="async.global", **of_shared_memory):
+        if kind == "async.global":
+            self.readable[self.now] |= self.known[self.now]
 
     # Loads and products.
 
@@ -297,6 +327,9 @@ class Engine:
         if atom == "a":
             rows = self.plan.tile_m // self.plan.num_a_parts
         piece = source.what
+        if atom == "a" and self.plan.problem.wait is not None:
+            readable = self.m_tiles[piece.row] in self.readable[self.now]
+            assert readable, "rows are loaded that this warp does not know to be there"
         content = (piece.row, piece.third, source.index)
         stage, part = target.index, target.what
         warps = 4 * self.plan.groups_per_tile
@@ -452,6 +485,7 @@ class Engine:
         arch.mbarrier_arrive_and_expect_tx = self.expect
         arch.shuffle_sync = lambda value, lane: value
         arch.vote_all_sync = bool
+        arch.fence_proxy = self.fence_proxy
         arch.block_idx = lambda: (0, 0, 0)
         arch.elect_one = nullcontext
         arch.cp_async_bulk_wait_group = self.wait_group
@@ -525,7 +559,7 @@ class Engine:
             "stage_words": self.stage_words,
             "store_words_directly": self.store_directly,
         }
-        names = lane_functions(text, given, ("wait", "meet_named"))
+        names = lane_functions(text, given, ("wait", "wait_telling", "meet_named"))
         names |= {
             "take_record": self.take_record,
             "_give_back": self.give_back,
@@ -550,10 +584,13 @@ class Engine:
     def _buffer(self, slot):
         if slot is Slot.gemm_tiles:
             return [word for record in self.tiles for word in record]
+        if slot is Slot.ready_expected:
+            return Counter()
         return {int(Word.num_gemm_tiles): len(self.tiles), int(Word.epoch): 1}
 
     def _tensor(self, where):
         if isinstance(where, Ref):
+            self.known[self.now] |= self.handed[where.index // RECORD_WORDS]
             return self.ctas[where.cta].records[where.index // RECORD_WORDS]
         return where
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.kernels.gemm_engine import TEXT, Engine
-from tilepipe.config.choices import Layout, StoreMode
+from tilepipe.config.choices import Granularity, Layout, StoreMode
 from tilepipe.kernels.gemm.choices import Clip, Consumers, Epilogue
 from tilepipe.kernels.gemm.plan import GemmProblem, GemmTuning, plan_gemm
 from tilepipe.kernels.gemm.tiles import TileWord, pack_cluster_tiles
@@ -118,6 +118,16 @@ def test_every_block_is_sent_by_the_warps_that_made_it_and_told_behind_all_of_th
     expect_all(*launched(name, seed=seed, sends=True))
 
 
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", TUNINGS)
+def test_rows_that_come_at_any_time_are_loaded_by_who_knows_that_they_came(name, seed):
+    engine, layout = launched(name, seed=seed, wait=Granularity.tile)
+
+    expect_all(engine, layout)
+    # Before they are loaded whoever loads them has heard of all.
+    assert set().union(*engine.readable.values()) == set(range(layout.num_tiles))
+
+
 # Whoever tells of tiles that others store or send waits for nobody but them, and may be late:
 # barriers of two tiles in a row must be two, or the second tile is counted at the first one's.
 @pytest.mark.parametrize("slow_warp", [0, 1, 2, 4, 11])
@@ -210,6 +220,10 @@ FAULTS = {
         "take_record(place, shared, count + 1)  # of the tile before",
         "pass",
     ),
+    "nobody waits for rows": (
+        "late = _wait_for_rows(place, gates, first_row, valid, expert, m_tile)",
+        "late = 0",
+    ),
     "blocks are not told to be staged": (
         "arrive_named(int(Named.written) + buffer_idx)",
         "pass",
@@ -224,4 +238,4 @@ def test_the_engine_notices(fault):
     wrong = TEXT.replace(right, wrong)
     with pytest.raises(AssertionError):  # noqa: PT012  whichever meets it first
         for seed, name in product(range(3), ("ping_pong", "cluster", "cooperative")):
-            expect_all(*launched(name, seed=seed, text=wrong))
+            expect_all(*launched(name, seed=seed, text=wrong, wait=Granularity.tile))
