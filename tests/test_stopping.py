@@ -132,6 +132,30 @@ with half_written(file), half_written(folder):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("place", ["rmtree", "write"])
+def test_a_program_that_ends_says_so_once_whenever_it_is_asked_again(place, tmp_path):
+    program = f"""
+import os, pathlib, shutil, signal
+from tilepipe.stopping import ASKING, end_when_asked, half_written
+module = {{"rmtree": shutil, "write": os}}[{place!r}]
+real = getattr(module, {place!r})
+def asked_again(*given, **named):
+    done = real(*given, **named)
+    [signal.raise_signal(number) for number in ASKING]
+    return done
+setattr(module, {place!r}, asked_again)
+end_when_asked()
+with half_written(pathlib.Path({str(tmp_path)!r}, "folder")):
+    pathlib.Path({str(tmp_path)!r}, "folder").mkdir()
+    signal.raise_signal(signal.SIGINT)
+"""
+
+    done = run(program)
+
+    assert (done.returncode, done.stderr) == (130, "stopped by SIGINT before the end\n")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("place", ["before", "after"])
 def test_a_temporary_folder_is_left_at_no_instant_of_its_making(place, tmp_path):
     program = f"""

@@ -41,6 +41,8 @@ _BURST_S = 1.0
 
 # What a process that ends at once removes on its way.
 _half_written: set[Path] = set()
+# That it has begun to: what else asks it to end is heard between two of its steps.
+_ending = False
 
 
 class Interrupted(Exception):
@@ -167,7 +169,7 @@ class Stopping:
         if len(self._asked) > 2:
             self._end(signum)
 
-    def _end(self, signum: int) -> NoReturn:
+    def _end(self, signum: int) -> None:
         for pid in self.ranks:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -178,12 +180,19 @@ def _heard_now() -> list[signal.Signals]:
     return [number for number in ASKING if signal.getsignal(number) is not signal.SIG_IGN]
 
 
-def _end_at_once(signum: int, frame: FrameType | None) -> NoReturn:
+def _end_at_once(signum: int, frame: FrameType | None) -> None:
     _end(signum)
 
 
-def _end(signum: int, *, silently: bool = False) -> NoReturn:
-    """Neither raises nor unwinds, which could go wrong anywhere; open files are lost."""
+def _end(signum: int, *, silently: bool = False) -> None:
+    """Neither raises nor unwinds, which could go wrong anywhere; open files are lost.
+
+    Returns only within another call, which then goes on: that one has the process's last word.
+    """
+    global _ending
+    if _ending:
+        return
+    _ending = True
     for path in list(_half_written):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
