@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from tilepipe.stopping import ASKING, EXIT_STOPPED, Interrupted, leave
-from tilepipe.streams import BearingStream
+from tilepipe.streams import BearingStream, errors_borne
 
 __all__ = ["EXIT_LATE", "NotHere", "job_code", "need_gpus", "num_started", "run"]
 
@@ -45,8 +45,9 @@ def run(main: Callable[[], int | str]) -> NoReturn:
     stream: Any = BearingStream(sys.stdout, reader_may_leave=True)
     code: int | str
     try:
-        with redirect_stdout(stream):
+        with errors_borne(), redirect_stdout(stream):
             code = main()
+            stream.flush()
     except NotHere as lacking:
         code = _told(str(lacking), _EXIT_NOT_RUN)
     except Interrupted as error:
@@ -55,7 +56,8 @@ def run(main: Callable[[], int | str]) -> NoReturn:
 
 
 def _told(sentence: str, code: int) -> int:
-    sys.stderr.write(f"{sentence}\n")
+    with errors_borne():
+        sys.stderr.write(f"{sentence}\n")
     return code
 
 

@@ -1,10 +1,12 @@
 """The command line: what is composed, what is said first, how mistakes leave."""
 
+import errno
 import os
 import re
 import resource
 import subprocess
 import sys
+import tempfile
 import types
 from pathlib import Path
 
@@ -110,6 +112,42 @@ def test_hardware_that_is_typed_is_not_said_to_be_missing(command, capsys):
 
     assert "; composed for the host executor: workload tiny" in on_host
     assert "1 point of typed_dispatch for hardware=h200_x8\n" in on_gpus
+
+
+@pytest.mark.parametrize("size", ["size=8k", "nr_inodes=2"])
+def test_a_temporary_folder_without_room_is_one_sentence(size, tmp_path, mounted, monkeypatch):
+    folder = mounted(f"1m,{size}")
+    if size == "size=8k":
+        (folder / "filler").write_bytes(bytes(4096))
+
+    done = subprocess.run(
+        [sys.executable, "-m", "tilepipe.run", "hardware=cpu", "workload=tiny", "dry_run=true"],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+    )
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "TMPDIR: No space left on device: set it to a folder that can be written and has some "
+        "room\n"
+    )
+
+
+def test_without_any_temporary_folder_there_is_one_sentence(command, capsys, monkeypatch):
+    def nowhere():
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+
+    code, points, _ = command("workload=tiny")
+
+    assert (code, points) == (2, [])
+    assert capsys.readouterr().err == (
+        "TMPDIR: No usable temporary directory found in ['/tmp']: set it to a folder that can be "
+        "written and has some room\n"
+    )
 
 
 def test_an_experiment_on_paced_links_says_that_the_host_has_none(command, capsys):

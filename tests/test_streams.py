@@ -4,6 +4,7 @@ import errno
 import fcntl
 import io
 import os
+import shutil
 import subprocess
 import sys
 import termios
@@ -24,7 +25,9 @@ def shell(words, folder):
     )
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-", ">/dev/full"])
+@pytest.mark.parametrize(
+    "closed", [">&-", "2>&-", "<&- >&- 2>&-", ">/dev/full", ">/dev/full 2>/dev/full"]
+)
 def test_a_point_runs_where_nobody_can_be_told(closed, tmp_path):
     done = shell(f"tilepipe.run {' '.join(POINT)} results_dir=out {closed}", tmp_path)
 
@@ -44,6 +47,9 @@ def test_other_programs_bear_a_closed_stream(words, code, tmp_path):
 @pytest.mark.parametrize(
     ("words", "code"),
     [
+        ("run --cfg job", 1),
+        ("run --help", 1),
+        (f"run {' '.join(POINT)} dry_run=true", 1),
         ("list keys", 1),
         ("list --help", 1),
         ("list kez", 2),
@@ -72,6 +78,31 @@ def test_output_that_cannot_be_written_is_one_sentence(words, code, tmp_path):
         assert not any("Traceback" in sentence for sentence in sentences)
     else:
         assert "standard output" not in done.stderr
+
+
+@pytest.mark.parametrize("words", ["run --help", "run --cfg job", "list", "doctor"])
+def test_a_reader_that_leaves_has_seen_enough(words, tmp_path):
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m tilepipe.{words} | true; exit ${{PIPESTATUS[0]}}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_a_program_makes_does_not_hang_on_being_told_of_it(tmp_path):
+    (tmp_path / "runs" / "name" / "point").mkdir(parents=True)
+    (tmp_path / "runs" / "name" / "point" / "point.json").write_text("{")
+    published = Path(__file__).parents[1] / "results" / "h200_x1" / "dispatch_gemm_granularity"
+    shutil.copytree(published, tmp_path / "runs" / "published")
+
+    done = shell("tilepipe.export runs --output times.csv 2>/dev/full", tmp_path)
+
+    assert done.returncode == 1  # a file could not be read
+    assert (tmp_path / "times.csv").read_text().count("\n") > 2
 
 
 def test_a_report_is_written_whole_whoever_hears_of_it(tmp_path):

@@ -239,10 +239,6 @@ def of_another_point(root):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda root: root / "no", "no such folder: name a point's, as in outputs/NAME/ID"),
-        (lambda root: Path(__file__), "is a file: name the folder that holds it"),
-        (lambda root: root, "holds no point that ended: name a point's folder"),
-        (two_points, "holds 2 points: name one of them, as in c1-b1"),
         (
             unrecorded,
             "no launch was recorded: type python -m tilepipe.run +experiment=dispatch_gemm "
@@ -266,6 +262,23 @@ def test_what_cannot_be_shown_is_one_sentence(tmp_path, capsys, make, sentence):
 
 
 @pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda root: root / "no", "no such folder: name a point's, as in outputs/NAME/ID"),
+        (lambda root: Path(__file__), "is a file: name the folder that holds it"),
+        (lambda root: root, "holds no point that ended: name a point's folder"),
+        (two_points, "holds 2 points: name one of them, as in c1-b1"),
+    ],
+)
+def test_what_is_no_point_is_one_sentence(tmp_path, capsys, make, sentence):
+    code, out, err = run(capsys, make(tmp_path))
+
+    assert (code, out) == (2, [])
+    assert len(err) == 1
+    assert sentence in err[0]
+
+
+@pytest.mark.parametrize(
     ("word", "sentence", "expected"),
     [
         ("ranks=1", "ranks=1: unknown word: type rank=N, window_us=A,B, lanes=warps or out=DIR", 2),
@@ -276,14 +289,28 @@ def test_what_cannot_be_shown_is_one_sentence(tmp_path, capsys, make, sentence):
         ("lanes=all", "lanes=all: type sms or warps", 2),
         ("rank=2", "rank=2: must be in 0..1", 1),
         ("out=/proc/no", "/proc/no: ", 1),
+        ("rank=0 rank=1", "rank=1: rank=0 is typed too: leave one out", 2),
+        ("window_us=1_0,2_0", "window_us=1_0,2_0: must be two numbers A,B with 0 <= A < B", 2),
     ],
 )
 def test_a_wrong_word_is_one_sentence(folder, capsys, word, sentence, expected):
-    code, out, err = run(capsys, folder, word)
+    code, out, err = run(capsys, folder, *word.split())
 
     assert (code, out) == (expected, [])
     assert len(err) == 1
     assert sentence in err[0]
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_no_folder(folder, capsys, mounted):
+    disk = mounted("16k")
+    filler = disk / "filler"
+    filler.write_bytes(bytes(16384))
+
+    code, _, err = run(capsys, folder, f"out={disk / 'new'}")
+
+    assert code == 1
+    assert err == [f"{disk / 'new'}: No space left on device: name another folder with out="]
+    assert list(disk.iterdir()) == [filler]
 
 
 def test_a_trace_that_no_viewer_takes_is_not_written(folder, capsys, monkeypatch):

@@ -162,7 +162,7 @@ def _form_of(path: Path | None) -> str:
 
 
 def _write(content: bytes, path: Path | None, option: str) -> None:
-    if path is None:
+    if path is None or str(path) == "-":
         sys.stdout.write(content.decode())
         sys.stdout.flush()
         return

@@ -39,6 +39,7 @@ _ROUTING_WORDS = (
     *("num_ranks", "num_experts", "layer", "first_token", "max_tokens"),
     *("num_topk", "num_layers"),
 )
+_MAY_BE_COUNTS = (".npy", ".npz")
 # The one option without a file: config/register.py computes it.
 _AUTO = "The largest of these that this machine is; cpu where there is no GPU."
 # Columns of a terminal below which a text stands under what it explains, not beside it.
@@ -263,13 +264,19 @@ def _routing_lines(words: Sequence[str]) -> list[str]:
         num_topk=numbers.get("num_topk"),
         num_layers=numbers.get("num_layers"),
     )
-    found = survey(
-        words[0],
-        num_ranks=numbers.get("num_ranks"),
-        num_experts=numbers.get("num_experts"),
-        selection=selection,
-        as_counts=as_counts,
-    )
+    try:
+        found = survey(
+            words[0],
+            num_ranks=numbers.get("num_ranks"),
+            num_experts=numbers.get("num_experts"),
+            selection=selection,
+            as_counts=as_counts,
+        )
+    except ValueError as error:
+        if as_counts or Path(words[0]).suffix not in _MAY_BE_COUNTS or "twice" not in str(error):
+            raise
+        # Rows of counts look like rows of experts.
+        raise ValueError(f"{error}, or, if it holds counts of experts, type law=counts") from error
     return [words[0], *sheet(found)]
 
 

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
+from functools import partial
 from pathlib import Path
 
 import hydra
@@ -24,11 +25,13 @@ from tilepipe.config.words import refused_word
 from tilepipe.launch.collect import own_experiment_fault, point_from, several_experiments
 from tilepipe.records import Point
 from tilepipe.stopping import leave, temporary_folder
-from tilepipe.streams import mend_standard_streams
+from tilepipe.streams import errors_borne, heard_out, mend_standard_streams
 
 __all__ = ["main"]
 
 _EXIT_NOT_RUN = 2
+# More than the whole configuration takes as YAML.
+_SCRATCH_BYTES = 1 << 16
 
 
 def main() -> int:
@@ -37,12 +40,26 @@ def main() -> int:
     Until the driver listens, a signal that asks this program to end does so at once.
     """
     mend_standard_streams()
-    points, fault = _collect()
-    if fault:
-        print(fault, file=sys.stderr)
+    with errors_borne():
+        return _main()
+
+
+def _main() -> int:
+    points: list[Point] = []
+    faults: list[str] = []
+
+    def collect() -> int:
+        found, fault = _collect()
+        points.extend(found)
+        faults.extend([fault] if fault else [])
+        return 0
+
+    code = heard_out(collect)  # Hydra may be asked to show something: --cfg, --info, --help
+    if faults:
+        print(*faults, file=sys.stderr)
         return _EXIT_NOT_RUN
-    if not points:
-        return 0  # Hydra only showed something: --cfg, --info, --help
+    if code or not points:
+        return code
     results_dir = Path(points[0].config["results_dir"])
     # Imported when there is something to run: the driver needs Parquet, which --cfg does not.
     from tilepipe.launch.driver import run_points
@@ -50,7 +67,9 @@ def main() -> int:
     if refused := several_experiments(points, _config_dirs(points[0])):
         print(refused, file=sys.stderr)
         return _EXIT_NOT_RUN
-    return run_points(points, results_dir=results_dir, announcement=_announcement(points))
+    announcement = _announcement(points)
+    run = partial(run_points, points, results_dir=results_dir, announcement=announcement)
+    return heard_out(run) if points[0].config["dry_run"] else run()
 
 
 def _config_dirs(point: Point) -> list[Path]:
@@ -78,6 +97,7 @@ def _collect() -> tuple[list[Point], str]:
             nullcontext() if shows_all else redirect_stderr(said),
         ):
             register(scratch)
+            _try_out(scratch)
             if refused := refused_word(overrides):
                 return [], refused
             hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="config")(task)()
@@ -88,9 +108,19 @@ def _collect() -> tuple[list[Point], str]:
         typed = sys.argv[1:]
         fault = own_experiment_fault(sys.argv) or mistyped(said.getvalue(), typed, root=Root)
         return [], fault
+    except OSError as error:  # the scratch folder's: what Hydra raises it tells and ends
+        cause = error.strerror or str(error)
+        return [], f"TMPDIR: {cause}: set it to a folder that can be written and has some room"
     sys.stderr.write(said.getvalue())
     unknown = (unknown_key(point.config, overrides, root=Root) for point in points)
     return points, next(filter(None, unknown), "")
+
+
+def _try_out(scratch: Path) -> None:
+    """Raise OSError where Hydra could not write what it insists on."""
+    probe = scratch / "probe"
+    probe.write_bytes(bytes(_SCRATCH_BYTES))
+    probe.unlink()
 
 
 @contextmanager

@@ -197,7 +197,8 @@ def _end(signum: int, *, silently: bool = False) -> None:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink()
     if not silently:
         sentence = f"stopped by {signal.Signals(signum).name} before the end\n"
         with suppress(OSError):  # whoever listened has left

@@ -7,11 +7,11 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Callable
-from contextlib import redirect_stdout, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any, TextIO, cast
 
-__all__ = ["BearingStream", "heard_out", "mend_standard_streams"]
+__all__ = ["BearingStream", "errors_borne", "heard_out", "mend_standard_streams"]
 
 
 def mend_standard_streams() -> None:
@@ -51,6 +51,10 @@ class BearingStream:
             self._give_up(error)
             return len(text)
 
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
     def flush(self) -> None:
         try:
             self._stream.flush()
@@ -69,6 +73,17 @@ class BearingStream:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
 
+@contextmanager
+def errors_borne() -> Iterator[None]:
+    """Let what is said on standard error be lost where nobody can be told, and nothing else."""
+    stream: Any = BearingStream(sys.stderr, reader_may_leave=True)
+    with redirect_stderr(stream):
+        try:
+            yield
+        finally:
+            stream.flush()
+
+
 def heard_out(main: Callable[[], int]) -> int:
     """Exit code of a program that is there for what it prints.
 
@@ -76,14 +91,15 @@ def heard_out(main: Callable[[], int]) -> int:
     its end all the same, says so in a sentence, and does not end 0.
     """
     stream = BearingStream(sys.stdout, reader_may_leave=True)
-    with redirect_stdout(cast("TextIO", stream)):
-        try:
-            code = main()
-        except SystemExit as ended:  # argparse has printed its help, or what is wrong
-            code = ended.code if isinstance(ended.code, int) else 0
-        stream.flush()
-    if stream.failure is None or isinstance(stream.failure, BrokenPipeError):
-        return code
-    cause = os.strerror(stream.failure.errno or errno.EIO)
-    sys.stderr.write(f"standard output: {cause}: not all is written; lead it elsewhere\n")
-    return code or 1
+    with errors_borne():
+        with redirect_stdout(cast("TextIO", stream)):
+            try:
+                code = main()
+            except SystemExit as ended:  # argparse has printed its help, or what is wrong
+                code = ended.code if isinstance(ended.code, int) else 0
+            stream.flush()
+        if stream.failure is None or isinstance(stream.failure, BrokenPipeError):
+            return code
+        cause = os.strerror(stream.failure.errno or errno.EIO)
+        sys.stderr.write(f"standard output: {cause}: not all is written; lead it elsewhere\n")
+        return code or 1

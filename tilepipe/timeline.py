@@ -10,8 +10,10 @@ what SMs of each role did, and whether stamps agree with the breakdown.
 
 import argparse
 import math
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,12 +64,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _keys(words: Sequence[str]) -> dict[str, str]:
-    keys = {}
+    keys: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if key not in _KEYS or not equals or not value:
             allowed = "type rank=N, window_us=A,B, lanes=warps or out=DIR"
             raise ValueError(f"{word}: unknown word: {allowed}")
+        if key in keys:
+            raise ValueError(f"{word}: {key}={keys[key]} is typed too: leave one out")
         keys[key] = value
     return keys
 
@@ -83,6 +87,8 @@ def _window_us(text: str | None) -> tuple[float, float] | None:
         return None
     allowed = "must be two numbers A,B with 0 <= A < B, microseconds since the first rank began"
     try:
+        if "_" in text:  # which Python would read over
+            raise ValueError
         start_us, end_us = map(float, text.split(","))
     except ValueError:
         raise ValueError(f"window_us={text}: {allowed}") from None
@@ -123,15 +129,25 @@ def _show(
     except ModuleNotFoundError as error:
         picture = None
         print(f"no picture: {error}: pip install 'tilepipe[plot]'", file=sys.stderr)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"{out}: {error.strerror}: name another folder with out=") from error
-    write_bytes(out / "timeline.json", trace)
+    _keep(out, {"timeline.json": trace, **({"timeline.svg": picture} if picture else {})})
     print(f"{out / 'timeline.json'}: open it in https://ui.perfetto.dev or chrome://tracing")
     if picture is not None:
-        write_bytes(out / "timeline.svg", picture)
         print(out / "timeline.svg")
+
+
+def _keep(out: Path, files: Mapping[str, bytes]) -> None:
+    """Write files into a folder, which is made for them."""
+    was_there = out.is_dir()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            write_bytes(out / name, content)
+    except OSError as error:
+        if not was_there:
+            with suppress(OSError):  # holds a file that was written
+                out.rmdir()
+        cause = os.strerror(error.errno) if error.errno else str(error)
+        raise ValueError(f"{out}: {cause}: name another folder with out=") from error
 
 
 def _told(recording: Recording) -> list[str]:

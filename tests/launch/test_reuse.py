@@ -252,6 +252,11 @@ def test_a_name_that_is_no_folder_name_is_refused(point, tmp_path, capsys):
     assert "name=a/b: must be one word of letters, digits, _ and -" in capsys.readouterr().err
 
 
+def test_a_name_that_no_file_system_takes_is_refused(point, tmp_path, capsys):
+    assert run_points([point(*TINY, name="n" * 201)], results_dir=tmp_path) == 2
+    assert "must be of at most 200 bytes: it names a folder" in capsys.readouterr().err
+
+
 def test_a_folder_that_has_another_use_is_no_name(point, tmp_path, capsys):
     assert run_points([point(*TINY, name="report")], results_dir=tmp_path) == 2
     assert "name=report: has another use; take another name" in capsys.readouterr().err
@@ -290,7 +295,7 @@ def test_a_tool_that_does_not_run_the_ranks_is_a_sentence(point, tmp_path, capsy
     ("wrap", "sentence"),
     [
         ("/no/such/tool {rank}", "/no/such/tool was not found; install it or name its path"),
-        ("echo {node}", "KeyError('node'); quote it for a shell, with {dir} and {rank} only"),
+        ("echo {node}", "a name in braces that means nothing; quote it for a shell, with {dir}"),
     ],
 )
 def test_a_tool_that_cannot_start_is_told_once_and_leaves_nothing(

@@ -52,6 +52,17 @@ def test_the_diff_hash_tells_changes_apart(checkout):
     assert git_state(root)["diff_hash"] == hashes[-1]
 
 
+def test_a_new_file_that_is_no_source_leaves_a_checkout_clean(checkout):
+    root, _ = checkout
+    clean = git_state(root)
+    (root / "trace.jsonl").write_text("[]")
+
+    assert git_state(root) == clean
+    (root / "conf").mkdir()
+    (root / "conf" / "mine.yaml").write_text("")
+    assert git_state(root)["dirty"] is True
+
+
 def test_a_checkout_without_a_commit_is_dirty(tmp_path):
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     (tmp_path / "a").write_text("")

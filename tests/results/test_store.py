@@ -255,6 +255,32 @@ def test_a_failed_write_keeps_the_earlier_file_and_leaves_no_other(tmp_path, mon
     assert names_in(tmp_path) == ["point.json"]
 
 
+def test_a_device_or_a_pipe_is_written_to_and_stays_what_it_is(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_bytes(pipe, b"told")
+        assert os.read(reader, 100) == b"told"
+    finally:
+        os.close(reader)
+
+    assert pipe.is_fifo()
+    assert names_in(tmp_path) == ["pipe"]
+
+
+def test_of_a_link_the_file_is_replaced_that_it_leads_to(tmp_path):
+    (tmp_path / "there").mkdir()
+    file, link = tmp_path / "there" / "file", tmp_path / "link"
+    file.write_bytes(b"earlier")
+    link.symlink_to(file)
+
+    write_bytes(link, b"later")
+
+    assert link.is_symlink()
+    assert file.read_bytes() == b"later"
+
+
 def fill(path):
     with path.open("wb", buffering=0) as file, suppress(OSError):
         while True:

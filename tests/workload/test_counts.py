@@ -264,11 +264,14 @@ def test_a_file_of_one_layer_needs_none(tmp_path):
         read_counts(path, 0)
 
 
+UNCLOSED = "expert, count " + "2,3 " * 1000
 BAD = {
     "bad.csv": {
         "has the columns expert, tokens; name them expert, count and, for several layers, layer": (
             "expert,tokens\n1,2\n"
         ),
+        f"has the columns {UNCLOSED[:60]}...; name them expert, count and, for several layers, "
+        "layer": 'expert,"count\n' + "2,3\n" * 1000,
         f"line 3 holds something else than whole numbers; {REPAIR}": "expert,count\n1,2\n2,x\n",
         f"line 3 has expert 1 again; {REPAIR}": "expert,count\n1,2\n1,3\n",
         f"no count is recorded in it; {REPAIR}": "expert,count\n",

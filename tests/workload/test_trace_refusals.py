@@ -173,6 +173,10 @@ def test_what_is_no_regular_file_is_refused(tmp_path):
 
     assert refusal(read, tmp_path / "pipe") == f"routing.path={tmp_path / 'pipe'}: {pipe}"
     assert refusal(read, "/dev/zero") == f"routing.path=/dev/zero: {pipe}"
+    assert refusal(read, "/proc/self/mem") == (
+        "routing.path=/proc/self/mem: cannot be read (Input/output error); type the path of a file "
+        "that can"
+    )
     for path in ("", "a\0b", f"{tmp_path}/no/such"):
         assert refusal(read_trace, path, Selection()) == (
             f"routing.path={path}: no such file; type routing.path=FILE"

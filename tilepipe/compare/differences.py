@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tilepipe.results.pointfile import is_changed
 from tilepipe.results.reading import StoredPoint
 
 __all__ = ["Fact", "differing_facts"]
@@ -58,7 +59,7 @@ def _facts(point: StoredPoint) -> dict[str, Any]:
         "build_id": document["build_id"],
         "commit": git.get("commit"),
         # Equal hashes are equal sources; a clean checkout has none.
-        "uncommitted changes": git.get("diff_hash"),
+        "uncommitted changes": git.get("diff_hash") if is_changed(git) else None,
         "tilepipe": known.get("tilepipe"),
         "schema version": point.version,
     }

@@ -41,12 +41,17 @@ from tilepipe.config.tiles import check_tiles
 
 __all__ = ["check_config", "check_same_sweep", "check_sweep"]
 
+# File systems take 255, and what is half-written has a longer name.
+_MOST_NAME_BYTES = 200
+
 
 def check_sweep(container: dict[str, Any]) -> None:
     """Refuse root keys with which no point of a sweep could be run or kept."""
     name, rounds = container["name"], container["repetitions"]
     plain = re.fullmatch(r"\w[\w-]*", name) is not None
     require(plain, "name", name, "must be one word of letters, digits, _ and -: it names a folder")
+    short = len(name.encode()) <= _MOST_NAME_BYTES
+    require(short, "name", name, f"must be of at most {_MOST_NAME_BYTES} bytes: it names a folder")
     taken = ("logs", "report", "wrapped")
     require(name not in taken, "name", name, "has another use; take another name")
     require(1 <= rounds <= 1000, "repetitions", rounds, "must be in 1..1000")

@@ -88,10 +88,10 @@ def at_job_boundary(job: Job, body: Callable[[Job, int], Records]) -> Records:
         }
         path = Path(job["log_dir"], f"failure-{rank}.json")
         path.write_text(json.dumps(failure), encoding="utf-8")
+        traceback.print_exc()
         if isinstance(error, PeerAborted):
             # The first rank to end takes the others with it: the one that gave up must be heard.
             time.sleep(_FOLLOWER_WAIT_S)
-        traceback.print_exc()
         # Of an exception torch would keep a file of its own, which nobody removes.
         raise SystemExit(1) from error
     faulthandler.cancel_dump_traceback_later()

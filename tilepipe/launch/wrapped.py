@@ -74,8 +74,10 @@ def check_tool(wrap: str) -> None:
     try:
         words = shlex.split(wrap.format(dir="dir", rank="0"))
     except (ValueError, KeyError, IndexError) as error:
+        known = isinstance(error, ValueError)
+        wrong = str(error) if known else "a name in braces that means nothing"
         allowed = "quote it for a shell, with {dir} and {rank} only"
-        raise ValueError(f"launch.wrap={wrap}: {error!r}; {allowed}") from None
+        raise ValueError(f"launch.wrap={wrap}: {wrong}; {allowed}") from None
     if shutil.which(words[0]) is None:
         raise ValueError(
             f"launch.wrap={wrap}: {words[0]} was not found; install it or name its path"

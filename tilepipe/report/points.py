@@ -15,7 +15,7 @@ import pyarrow as pa
 from tilepipe.config.choices import Regime
 from tilepipe.records import Status
 from tilepipe.results.breakdown import breakdown_interval_kind
-from tilepipe.results.pointfile import command_of
+from tilepipe.results.pointfile import command_of, is_changed
 from tilepipe.results.reading import StoredPoint, read_results
 from tilepipe.results.schema import SUMMARY
 from tilepipe.results.summary import reduce_series, slowest_rank, summary_rows
@@ -195,7 +195,7 @@ def _facts(stored: StoredPoint) -> dict[str, Any]:
     return {
         "machine": machine or "unknown machine",
         "commit": git.get("commit"),
-        "dirty": git.get("dirty"),
+        "dirty": is_changed(git),
         "num_gpus": hardware.get("num_gpus"),
         "link_gbps": hardware.get("link_gbps"),
         "hbm_gbps": hardware.get("hbm_gbps"),

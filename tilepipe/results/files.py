@@ -42,8 +42,20 @@ def temporary_for(path: Path) -> Path:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Put content at path, all of it or none: what was there before stays until it is safe."""
-    temporary = temporary_for(path)
+    """Put content at path, all of it or none: what was there before stays until it is safe.
+
+    A device or a pipe is written to and stays what it is; of a link the file it leads to is
+    replaced.
+    """
+    try:
+        place = path.resolve() if path.is_symlink() else path
+        if place.exists() and not place.is_file() and not place.is_dir():
+            with place.open("wb") as stream:
+                stream.write(content)
+            return
+    except OSError as error:
+        raise store_error(path, error) from error
+    temporary = temporary_for(place)
     try:
         with half_written(temporary):
             try:
@@ -51,11 +63,11 @@ def write_bytes(path: Path, content: bytes) -> None:
                     file.write(content)
                     file.flush()
                     os.fsync(file.fileno())
-                os.replace(temporary, path)
+                os.replace(temporary, place)
             except BaseException:
                 _remove(temporary)
                 raise
-        _sync_folder(path.parent)
+        _sync_folder(place.parent)
     except OSError as error:
         raise store_error(path, error) from error
 

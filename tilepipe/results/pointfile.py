@@ -31,12 +31,14 @@ __all__ = [
     "command_of",
     "document_faults",
     "document_of",
+    "is_changed",
     "kept",
     "outcome_of",
     "to_json",
     "upgraded",
 ]
 
+_HASH_OF_NOTHING = "e3b0c44298fc1c14"
 # Key -> type of its value; `ranks` holds one entry per rank record.
 KEYS: dict[str, type] = {
     "schema_version": int,
@@ -99,6 +101,14 @@ def kept(outcome: Outcome) -> Outcome:
 def command_of(point: Point) -> str:
     """The one command that composes and runs this point again."""
     return " ".join(["python -m tilepipe.run", *(shlex.quote(word) for word in point.overrides)])
+
+
+def is_changed(git: Mapping[str, Any]) -> bool:
+    """Whether sources had changes that were in no commit; `git` as in a file's provenance.
+
+    Some call a checkout dirty for new files beside its sources; their hash is that of nothing.
+    """
+    return bool(git.get("dirty")) and git.get("diff_hash") != _HASH_OF_NOTHING
 
 
 def document_of(outcome: Outcome, provenance: Mapping[str, Any]) -> dict[str, Any]:

@@ -69,25 +69,31 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def git_state(root: Path) -> dict[str, Any] | None:
-    """Commit, dirty flag and hash of what is not committed; None where root is no checkout."""
+    """Commit, dirty flag and hash of what is not committed; None where root is no checkout.
+
+    Dirty: a tracked file has changed, or there are sources that git does not know. Other new files,
+    such as a recording or results, change nothing of what runs.
+    """
     top = _git(root, "rev-parse", "--show-toplevel")
     # An installed copy may lie inside somebody else's checkout: that commit is not ours.
     if top is None or Path(os.fsdecode(top.strip())).resolve() != root.resolve():
         return None
     commit = _git(root, "rev-parse", "--verify", "HEAD")
-    status = _git(root, "status", "--porcelain")
+    changed = _git(root, "status", "--porcelain", "--untracked-files=no")
+    listed = _git(root, "ls-files", "-o", "-z", "--exclude-standard", "--", "tilepipe", "conf")
+    sources = sorted(part for part in (listed or b"").split(b"\0") if part)
+    dirty = commit is None or bool(changed) or bool(sources)
     return {
         "commit": commit.decode().strip() if commit else None,
-        "dirty": bool(status) if status is not None else None,
-        "diff_hash": _diff_hash(root) if status else None,
+        "dirty": dirty if changed is not None else None,
+        "diff_hash": _diff_hash(root, sources) if dirty else None,
     }
 
 
-def _diff_hash(root: Path) -> str:
+def _diff_hash(root: Path, sources: Sequence[bytes]) -> str:
     """Of changes to tracked files and of untracked sources; equal hashes, equal sources."""
     digest = hashlib.sha256(_git(root, "diff", "HEAD", "--binary") or b"")
-    listed = _git(root, "ls-files", "-o", "-z", "--exclude-standard", "--", "tilepipe", "conf")
-    for name in sorted(part for part in (listed or b"").split(b"\0") if part):
+    for name in sources:
         path = root / os.fsdecode(name)
         digest.update(name + b"\0" + (path.read_bytes() if path.is_file() else b""))
     return digest.hexdigest()[:16]

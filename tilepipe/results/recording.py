@@ -13,7 +13,7 @@ import pyarrow as pa
 from tilepipe.records import BreakdownTerm, Outcome, Point, Span, Status
 from tilepipe.results.check import TIMELINE_FILE, examine_point
 from tilepipe.results.folders import CUT_SHORT, folder_fault, is_point
-from tilepipe.results.pointfile import command_of
+from tilepipe.results.pointfile import command_of, is_changed
 from tilepipe.results.store import UNDER_WAY, point_folders
 from tilepipe.results.tables import spans_by_rank
 
@@ -115,4 +115,4 @@ def _device(point: Point) -> str:
 def _commit(provenance: Mapping[str, Any]) -> str | None:
     git = provenance.get("git") or {}
     commit = git.get("commit")
-    return f"{commit[:8]}{'+' if git.get('dirty') else ''}" if commit else None
+    return f"{commit[:8]}{'+' if is_changed(git) else ''}" if commit else None

@@ -19,7 +19,8 @@ def path_fault(path: str, *, key: str, suffixes: Sequence[str]) -> tuple[str, st
     try:
         mode = Path(path).stat().st_mode if path else 0
         if not path or S_ISREG(mode):
-            with open(path, "rb"):
+            with open(path, "rb") as file:
+                file.read(1)  # some say only then that they cannot be
                 return None
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a zero byte
         return "no such file", f"type {key}=FILE"

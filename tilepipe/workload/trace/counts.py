@@ -25,6 +25,9 @@ from tilepipe.workload.trace.values import values
 
 __all__ = ["Counts", "added", "counts_of_file", "read_counts"]
 
+# Of a file's own words, in a sentence about it.
+_MOST_CHARS = 60
+
 # Layer, None where the file tells none apart, -> tokens per expert (num_experts,).
 Counts = Mapping[int | None, NDArray[np.int64]]
 _MOST = 2**53
@@ -117,7 +120,10 @@ def _csv_lines(path: str) -> Iterator[tuple[int, int | None, int, int]]:
         try:
             head = table.fieldnames or []
             if not {"expert", "count"} <= set(head):
-                told = f"has the columns {', '.join(head) or 'none'}"
+                # Behind a quotation mark that is never closed all is one name.
+                names = " ".join(", ".join(head).split()) or "none"
+                cut = names if len(names) <= _MOST_CHARS else f"{names[:_MOST_CHARS]}..."
+                told = f"has the columns {cut}"
                 raise refusal(path, told, "name them expert, count and, for several layers, layer")
             for row in table:
                 layer = int(row["layer"]) if "layer" in head else None

@@ -53,7 +53,11 @@ _SUFFIXES = (*_TEXT, *_BY_SUFFIX, ".pt")
 
 def read_trace(path: str, selection: Selection) -> Trace:
     """The chosen rows; a ValueError says what to repair, or what to type instead."""
-    return collect(path, _reader(path), selection)
+    try:
+        return collect(path, _reader(path), selection)
+    except OSError as error:  # its disk, or the network's, has given up
+        cause = error.strerror or str(error)
+        raise refusal(path, f"cannot be read ({cause})", "copy it to another disk") from error
 
 
 def place_of_row(path: str, selection: Selection, row: int) -> str:
