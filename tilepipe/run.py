@@ -18,11 +18,15 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from tilepipe.config.identity import cpu_model, device_name
 from tilepipe.config.mistyped import mistyped, unknown_key
 from tilepipe.config.register import CONF_DIR, Root, register
 from tilepipe.config.words import refused_word
-from tilepipe.launch.collect import own_experiment_fault, point_from, several_experiments
+from tilepipe.launch.collect import (
+    announcement_of,
+    own_experiment_fault,
+    point_from,
+    several_experiments,
+)
 from tilepipe.records import Point
 from tilepipe.stopping import leave, temporary_folder
 from tilepipe.streams import errors_borne, heard_out, mend_standard_streams
@@ -67,7 +71,7 @@ def _main() -> int:
     if refused := several_experiments(points, _config_dirs(points[0])):
         print(refused, file=sys.stderr)
         return _EXIT_NOT_RUN
-    announcement = _announcement(points)
+    announcement = announcement_of(points)
     run = partial(run_points, points, results_dir=results_dir, announcement=announcement)
     return heard_out(run) if points[0].config["dry_run"] else run()
 
@@ -139,25 +143,6 @@ def _always_a_sweep() -> Iterator[list[str]]:
         yield args.overrides
     finally:
         sys.argv = typed
-
-
-def _announcement(points: list[Point]) -> str:
-    """The first line: the machine, how many points of what, and what was composed for it."""
-    names = ", ".join(sorted({point.name for point in points}))
-    number = len({(point.name, point.folder) for point in points})
-    count = f"{number} point{'s' if number > 1 else ''} of {names}"
-    options = sorted({point.config["hardware"]["name"] for point in points})
-    device = cpu_model() if options == ["cpu"] else device_name()
-    line = f"{device}: {count} for hardware={','.join(options)}"
-    if options == ["cpu"]:
-        workloads = ", ".join(sorted({point.choices["workload"] for point in points}))
-        found = "no GPU found, so " if all(p.choices["hardware"] == "auto" for p in points) else ""
-        line += f"; {found}composed for the host executor"
-        if not all(any(word.startswith("workload=") for word in p.overrides) for p in points):
-            line += f": workload {workloads}"
-        if "paced" in names:
-            line += "; no link is throttled there"
-    return line
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import types
 from pathlib import Path
 
 from tilepipe.fabric.watch import PeerAborted, WatchdogTimeout
-from tilepipe.launch.worker import Job, Records, at_job_boundary, run_point
+from tilepipe.launch.worker import Described, Job, Records, at_job_boundary, run_point
 from tilepipe.records import RankRecord
 
 
@@ -126,12 +126,20 @@ def meets(job: Job) -> Records:
 def is_killed_by_nine_tokens(container):
     if container["workload"]["num_tokens"] == 9:
         os.kill(os.getpid(), signal.SIGKILL)
-    return container["workload"]["num_tokens"] << 20
+    return Described(container["workload"]["num_tokens"] << 20)
 
 
-def describes_its_experts(config: dict) -> int:
+def describes_its_experts(config: dict) -> Described:
     """In place of worker.describe, in a process of its own."""
-    return config["workload"]["num_experts"] << 20
+    return Described(config["workload"]["num_experts"] << 20)
+
+
+def takes_seven_ctas(container):
+    return Described(1 << 20, 7)
+
+
+def dies_of_its_file(container):
+    os.kill(os.getpid(), signal.SIGABRT)
 
 
 def dies_by_segv(job: Job) -> Records:

@@ -8,9 +8,13 @@ import pytest
 
 from tests.launch import entries
 from tilepipe.config.limits import MAX_PLANNED_EXPERTS
+from tilepipe.config.schemas import config_from_dict
+from tilepipe.experiments.comm_ctas import with_comm_ctas
+from tilepipe.experiments.setting import placed_routing
 from tilepipe.launch import describing, driver
 from tilepipe.launch.describing import Describing, Undescribed
 from tilepipe.launch.driver import run_points
+from tilepipe.launch.worker import Described, describe
 from tilepipe.records import Status
 from tilepipe.stopping import Stopping
 
@@ -119,13 +123,59 @@ def test_a_routing_that_memory_does_not_hold_is_a_row_of_status_oom(point, monke
 
 def test_points_that_differ_in_how_they_are_timed_are_asked_about_once(point, monkeypatch):
     asked = []
-    monkeypatch.setattr(Describing, "_ask", lambda self, container: asked.append(1) or 5)
+    monkeypatch.setattr(Describing, "_ask", lambda self, container: asked.append(1) or Described(5))
     words = (*TINY, "kernel.capacity_factor=9")
 
     with closing(Describing(Stopping())) as one:
-        sizes = [one.num_bytes(point(*words, f"measure.num_iters={n}")) for n in (3, 4)]
+        sizes = [one.described(point(*words, f"measure.num_iters={n}")) for n in (3, 4)]
 
-    assert (sizes, asked) == ([5, 5], [1])
+    assert (sizes, asked) == ([Described(5)] * 2, [1])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("hardware=h200_x1", "kernel.num_comm_ctas=auto"), True),
+        (("hardware=h200_x1", "kernel.num_comm_ctas=auto", "hardware.num_sms=null"), False),
+        (("hardware=h200_x1",), False),
+        (("hardware=cpu",), False),
+    ],
+)
+def test_a_count_of_ctas_that_is_to_be_found_is_told_before_a_run(point, words, expected):
+    sizes = ("workload=deepseek_v3_ep8_rank", "workload.num_tokens=512")
+    config = point("kernel=dispatch_gemm", *sizes, *words).config
+
+    told = describe(config)
+
+    found = None
+    if expected:
+        asked = config_from_dict(config)
+        found = with_comm_ctas(asked, placed_routing(asked), num_sms=132).kernel.num_comm_ctas
+    assert told.num_bytes > 2**20
+    assert told.num_comm_ctas == found
+
+
+def test_a_dry_run_shows_the_count_of_ctas_that_it_would_take(point, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(describing, "describe", entries.takes_seven_ctas)
+    monkeypatch.setenv("COLUMNS", "300")
+
+    assert run_points([point(*TINY, "dry_run=true")], results_dir=tmp_path) == 0
+
+    assert "run; num_comm_ctas: 7" in capsys.readouterr().out
+
+
+def test_a_file_of_which_a_library_dies_is_named(point, tmp_path, monkeypatch):
+    monkeypatch.setattr(describing, "describe", entries.dies_of_its_file)
+    path = tmp_path / "trace.parquet"
+
+    with closing(Describing(Stopping())) as one:
+        status, sentence = one.fault(point(*TINY, "routing=trace", f"routing.path={path}"))
+
+    assert status is Status.refused
+    assert sentence == (
+        f"routing.path={path}: reading it ended the process by SIGABRT: its content is damaged; "
+        "write the file again"
+    )
 
 
 def test_what_is_no_fault_of_the_user_is_left_to_the_ranks_and_their_logs(point, monkeypatch):
@@ -135,4 +185,4 @@ def test_what_is_no_fault_of_the_user_is_left_to_the_ranks_and_their_logs(point,
     with closing(Describing(Stopping())) as one:
         assert one.fault(point(*words)) is None
         with pytest.raises(Undescribed, match="ended with code 1: a fault of ours"):
-            one.num_bytes(point(*words))
+            one.described(point(*words))

@@ -74,7 +74,7 @@ def test_it_is_told_at_once_whatever_else_was_typed(point, monkeypatch, words, k
         status, sentence = one.fault(huge)
         taken_s = time.process_time() - begin_s
         with pytest.raises(MemoryError, match=f"workload.{key}=1000000000: their routing"):
-            one.num_bytes(huge)
+            one.described(huge)
 
     assert status is Status.oom
     assert sentence.startswith(f"workload.{key}=1000000000: their routing takes")

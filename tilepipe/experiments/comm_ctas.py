@@ -9,19 +9,33 @@ import numpy as np
 
 from tilepipe.config.choices import Copy, Fabric
 from tilepipe.config.schemas import Config, FusedKernel, HomeKernel
-from tilepipe.experiments.setting import plan_settings
+from tilepipe.experiments.setting import placed_routing, plan_settings
 from tilepipe.kernels.gemm.defaults import tuning_of_tile
 from tilepipe.schedule.comm_ctas import Rates, best_num_comm_ctas, work_of
 from tilepipe.schedule.layout import count_rows
 from tilepipe.workload.placement import Placed
 from tilepipe.workload.shapes import gemm_shape, row_bytes
 
-__all__ = ["asks_for_comm_ctas", "rates_of", "with_comm_ctas"]
+__all__ = ["asks_for_comm_ctas", "planned_comm_ctas", "rates_of", "with_comm_ctas"]
 
 
 def asks_for_comm_ctas(config: Config) -> bool:
     """Whether a number of communication CTAs is still to be found."""
     return isinstance(config.kernel, FusedKernel) and config.kernel.num_comm_ctas == "auto"
+
+
+def planned_comm_ctas(config: Config) -> int | None:
+    """The number that a configuration would be given on a GPU as its hardware file has it.
+
+    None where none is asked for, or the file does not say how many SMs there are.
+    """
+    num_sms = config.hardware.num_sms
+    if num_sms is None or not asks_for_comm_ctas(config):
+        return None
+    kernel = with_comm_ctas(config, placed_routing(config), num_sms=num_sms).kernel
+    assert isinstance(kernel, FusedKernel)
+    assert isinstance(kernel.num_comm_ctas, int)
+    return kernel.num_comm_ctas
 
 
 def with_comm_ctas(

@@ -1,4 +1,4 @@
-"""Turn one composed configuration into a Point.
+"""Turn composed configurations into points, and say what was typed.
 
 Knows nothing of how a point runs; judges no setting, so that one bad point stops no sweep.
 """
@@ -11,11 +11,11 @@ from typing import Any, cast
 from hydra.conf import HydraConf
 from omegaconf import DictConfig, OmegaConf
 
-from tilepipe.config.identity import build_facts, build_id, config_id
+from tilepipe.config.identity import build_facts, build_id, config_id, cpu_model, device_name
 from tilepipe.config.schemas import SWEEP_KEYS
 from tilepipe.records import Point
 
-__all__ = ["own_experiment_fault", "point_from", "several_experiments"]
+__all__ = ["announcement_of", "own_experiment_fault", "point_from", "several_experiments"]
 
 _PACKAGE = "# @package _global_"
 
@@ -93,6 +93,25 @@ def point_from(cfg: DictConfig, hydra_cfg: HydraConf) -> Point:
         build_id=build_id(build),
         build=build,
     )
+
+
+def announcement_of(points: Sequence[Point]) -> str:
+    """The first line: the machine, how many points of what, and what was composed for it."""
+    names = ", ".join(sorted({point.name for point in points}))
+    number = len({(point.name, point.folder) for point in points})
+    count = f"{number} point{'s' if number > 1 else ''} of {names}"
+    options = sorted({point.config["hardware"]["name"] for point in points})
+    device = cpu_model() if options == ["cpu"] else device_name()
+    line = f"{device}: {count} for hardware={','.join(options)}"
+    if options == ["cpu"]:
+        workloads = ", ".join(sorted({point.choices["workload"] for point in points}))
+        found = "no GPU found, so " if all(p.choices["hardware"] == "auto" for p in points) else ""
+        line += f"; {found}composed for the host executor"
+        if not all(any(word.startswith("workload=") for word in p.overrides) for p in points):
+            line += f": workload {workloads}"
+        if "paced" in names:
+            line += "; no link is throttled there"
+    return line
 
 
 def _of_sweep(word: str) -> bool:

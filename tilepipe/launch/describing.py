@@ -15,7 +15,7 @@ from typing import Any
 from tilepipe.config.choices import Law, PlacementRule, Planner
 from tilepipe.config.limits import MAX_PLANNED_EXPERTS
 from tilepipe.launch.drawing import available_bytes, drawing_fault
-from tilepipe.launch.worker import describe, end_with
+from tilepipe.launch.worker import Described, describe, end_with
 from tilepipe.records import Point, Status
 from tilepipe.stopping import Stopping, out_of_the_terminals_reach
 
@@ -35,12 +35,12 @@ class Describing:
 
     def __init__(self, stopping: Stopping) -> None:
         self._stopping = stopping
-        self._found: dict[str, int | Exception] = {}
+        self._found: dict[str, Described | Exception] = {}
         self._process: Any = None
         self._connection: Connection | None = None
 
-    def num_bytes(self, point: Point) -> int:
-        """Bytes of symmetric memory that each rank would reserve; points alike are asked once.
+    def described(self, point: Point) -> Described:
+        """Memory that each rank would reserve, and more; points alike are asked about once.
 
         Raises ValueError or OSError as the ranks would, MemoryError where the routing does not fit,
         Undescribed where something else went wrong, Interrupted where this process is asked to end.
@@ -64,7 +64,7 @@ class Describing:
             lacking = drawing_fault(point.config, available_bytes())
             return (Status.oom, lacking) if lacking else None
         try:
-            self.num_bytes(point)
+            self.described(point)
         except (ValueError, OSError) as error:
             return Status.refused, str(error)
         except MemoryError as error:
@@ -73,22 +73,20 @@ class Describing:
             return None  # ranks meet it too, and leave their logs
         return None
 
-    def _ask(self, container: dict[str, Any]) -> int | Exception:
+    def _ask(self, container: dict[str, Any]) -> Described | Exception:
         connection = self._connection or self._start()
         connection.send(container)
         try:
             while not connection.poll(_LOOK_S):
                 self._stopping.check()
-            answer: int | Exception = connection.recv()
+            answer: Described | Exception = connection.recv()
         except (EOFError, ConnectionError):
             self._process.join()
             code = self._process.exitcode
             self.close()  # the next point gets another
             answer = MemoryError()
             if code != -signal.SIGKILL:
-                answer = Undescribed(
-                    f"describing the point ended with code {code}: a fault of ours"
-                )
+                answer = _fault_of(container, code)
         if isinstance(answer, MemoryError):
             workload = container["workload"]
             tokens, experts = workload["num_tokens"], workload["num_experts"]
@@ -116,14 +114,26 @@ class Describing:
         self._process = self._connection = None
 
 
+def _fault_of(container: dict[str, Any], code: int) -> Exception:
+    """Why a process that described a point ended: a library may die of a damaged file."""
+    for group in ("routing", "placement"):
+        if code < 0 and (path := container[group].get("path")):
+            name = signal.Signals(-code).name
+            return ValueError(
+                f"{group}.path={path}: reading it ended the process by {name}: its content is "
+                "damaged; write the file again"
+            )
+    return Undescribed(f"describing the point ended with code {code}: a fault of ours")
+
+
 def _serve(
-    connection: Connection, driver_pid: int, described: Callable[[dict[str, Any]], int]
+    connection: Connection, driver_pid: int, described: Callable[[dict[str, Any]], Described]
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with(driver_pid)
     while True:
         container = connection.recv()
-        answer: int | Exception
+        answer: Described | Exception
         try:
             answer = described(container)
         except (ValueError, OSError, MemoryError) as error:

@@ -32,13 +32,16 @@ def dry_table(
         table.add_column(heading, justify="right" if heading in ("#", "ranks") else "left")
     wrong = []
     for number, point in enumerate(points, start=1):
-        size, fault = "-", refusal(point)
+        size, chosen, fault = "-", "", refusal(point)
         if not fault:
             try:
-                size = f"{describing.num_bytes(point) / 2**20:.1f}"
+                described = describing.described(point)
+                size = f"{described.num_bytes / 2**20:.1f}"
+                if described.num_comm_ctas is not None:
+                    chosen = f"; num_comm_ctas: {described.num_comm_ctas}"
             except (ValueError, OSError, MemoryError, Undescribed) as error:
                 fault = str(error)
-        happens = fault or _happens(point, results_dir, resume)
+        happens = fault or _happens(point, results_dir, resume) + chosen
         wrong += [fault] if fault else []
         ranks = str(point.config["launch"]["num_ranks"])
         # Text: brackets of a list are no markup.

@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tilepipe.config.choices import Fabric
 from tilepipe.config.schemas import Config, config_from_dict
@@ -24,6 +24,7 @@ from tilepipe.fabric.watch import PeerAborted
 from tilepipe.records import RankRecord
 
 __all__ = [
+    "Described",
     "Entry",
     "Job",
     "Records",
@@ -133,11 +134,22 @@ def run_point(job: Job, rank: int) -> Records:
     return (record,)
 
 
-def describe(container: dict[str, Any]) -> int:
-    """Bytes of symmetric memory that each rank of a point reserves; raises as the point would."""
+class Described(NamedTuple):
+    """What a point's ranks would find out before their first launch."""
+
+    num_bytes: int  # of symmetric memory that each of them reserves
+    num_comm_ctas: int | None = None  # where `auto` was typed and the hardware file tells enough
+
+
+def describe(container: dict[str, Any]) -> Described:
+    """What can be said of a point without running it; raises as the point would."""
     config = config_from_dict(container)
-    num_bytes: int = _entry(config).symmetric_bytes_of(config)
-    return num_bytes
+    entry = _entry(config)
+    on_host = config.launch.fabric is Fabric.host
+    return Described(
+        num_bytes=entry.symmetric_bytes_of(config),
+        num_comm_ctas=None if on_host else entry.planned_comm_ctas(config),
+    )
 
 
 def _entry(config: Config) -> Any:

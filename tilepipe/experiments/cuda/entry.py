@@ -7,12 +7,13 @@ no GPU and loads no kernel.
 import importlib
 
 from tilepipe.config.schemas import Config
+from tilepipe.experiments.comm_ctas import planned_comm_ctas
 from tilepipe.experiments.setting import Memory, reserved
 from tilepipe.fabric.device_heap import device_bytes
 from tilepipe.kernels.buffers import buffer_specs
 from tilepipe.records import RankRecord
 
-__all__ = ["run_ranks", "symmetric_bytes_of"]
+__all__ = ["planned_comm_ctas", "run_ranks", "symmetric_bytes_of"]
 
 
 def run_ranks(config: Config) -> tuple[RankRecord, ...]:
