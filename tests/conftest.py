@@ -1,6 +1,7 @@
 """Fixtures that several packages' tests share."""
 
 import os
+import signal
 import subprocess
 
 # Before NumPy is loaded: ranks of a test share the cores, and threads of their products would spin
@@ -9,6 +10,15 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 from hypothesis import settings
+
+# A shell that runs tests in the background, or nohup, has them ignore what asks to end, and all
+# that they start: some of them ask themselves.
+for number, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 # What an example may take depends on who else uses the cores: a hang is pytest's to find.
 # `make test` tries the same examples each time, so that a change is judged by what it changes;
