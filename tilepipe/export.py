@@ -11,7 +11,6 @@ import argparse
 import difflib
 import io
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ import pyarrow.csv
 
 from tilepipe.records import Status
 from tilepipe.results.columns import allowed_words
-from tilepipe.results.files import StoreError, write_bytes
+from tilepipe.results.files import StoreError, cause_of, write_bytes
 from tilepipe.results.reading import Reading, StoredPoint, read_results
 from tilepipe.results.schema import BREAKDOWN, SAMPLES, SUMMARY, TIMELINE
 from tilepipe.stopping import leave
@@ -169,7 +168,7 @@ def _write(content: bytes, path: Path | None, option: str) -> None:
     try:
         write_bytes(path, content)
     except StoreError as error:
-        cause = os.strerror(error.errno) if error.errno else str(error)
+        cause = cause_of(error)
         raise ValueError(f"{option} {path}: {cause}: name a file that can be written") from error
 
 

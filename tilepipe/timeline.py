@@ -10,14 +10,13 @@ what SMs of each role did, and whether stamps agree with the breakdown.
 
 import argparse
 import math
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from tilepipe.results.files import StoreError, write_bytes
+from tilepipe.results.files import StoreError, cause_of, write_bytes
 from tilepipe.results.recording import Recording, point_folder, read_recording
 from tilepipe.results.sms import agreement, role_times, sm_spans
 from tilepipe.results.traceevents import trace_json
@@ -146,7 +145,7 @@ def _keep(out: Path, files: Mapping[str, bytes]) -> None:
         if not was_there:
             with suppress(OSError):  # holds a file that was written
                 out.rmdir()
-        cause = os.strerror(error.errno) if error.errno else str(error)
+        cause = cause_of(error)
         raise ValueError(f"{out}: {cause}: name another folder with out=") from error
 
 

@@ -9,7 +9,6 @@ cannot be read or must not be compared, or for a mistyped word.
 
 import argparse
 import math
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from tilepipe.compare.show import (
     verdict_tables,
 )
 from tilepipe.launch.console import Lines
-from tilepipe.results.files import StoreError, write_bytes
+from tilepipe.results.files import StoreError, cause_of, write_bytes
 from tilepipe.results.pointfile import to_json
 from tilepipe.results.reading import read_results
 from tilepipe.stopping import leave
@@ -157,7 +156,7 @@ def _write(content: bytes, where: str) -> bool:
     try:
         write_bytes(Path(where), content)
     except StoreError as error:
-        cause = os.strerror(error.errno) if error.errno else str(error)
+        cause = cause_of(error)
         _complain(f"--json {where}: {cause}: name a file that can be written")
         return False
     return True

@@ -9,7 +9,6 @@ and the rest reported) or nothing could be reported, 2 for bad arguments.
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 from tilepipe.report.content import report_of
 from tilepipe.report.points import find_points
 from tilepipe.results.check import POINT_FILES
+from tilepipe.results.files import cause_of
 from tilepipe.results.folders import folder_fault
 from tilepipe.results.store import REPORT_FOLDER
 from tilepipe.stopping import leave
@@ -67,7 +67,7 @@ def _report(root: Path, out: Path) -> int:
     try:
         write_report(report, out)
     except OSError as error:
-        cause = os.strerror(error.errno) if error.errno else str(error)
+        cause = cause_of(error)
         return _refuse(f"{out}: {cause}: name a folder that can be written with out=FOLDER")
     for warning in report.warnings:
         _tell(f"warning: {warning}")

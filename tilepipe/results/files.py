@@ -11,6 +11,7 @@ from tilepipe.stopping import half_written
 
 __all__ = [
     "StoreError",
+    "cause_of",
     "check_can_enter",
     "check_results_dir",
     "store_error",
@@ -28,9 +29,14 @@ class StoreError(OSError):
         return str(self.strerror)
 
 
+def cause_of(error: OSError) -> str:
+    """Why the system refused, in its own words."""
+    return os.strerror(error.errno) if error.errno else str(error)
+
+
 def store_error(path: Path, error: OSError) -> StoreError:
     """One sentence with path, cause and next step, for any failed write."""
-    cause = os.strerror(error.errno) if error.errno else str(error)
+    cause = cause_of(error)
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     step = "free some space or name another folder" if full else "name a folder that can be written"
     return StoreError(error.errno or errno.EIO, f"{path}: {cause}: {step} with results_dir=")
