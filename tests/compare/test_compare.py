@@ -483,3 +483,14 @@ def test_it_runs_as_a_module_without_torch(a, tmp_path):
 
     assert (done.returncode, done.stderr) == (0, "")
     assert "1 SAME" in done.stdout
+
+
+def test_no_word_of_a_table_is_torn(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    published = Path(__file__).parents[2] / "results" / "h200_x1" / "timeline"
+
+    assert main([str(published), str(published)]) == 0
+
+    out = capsys.readouterr().out
+    for word in ("comm_", "granularity", "epilogue", "gemm_contended", "publish_tax"):
+        assert word in out

@@ -14,6 +14,8 @@ from tilepipe.compare.pairs import Lone, Side, device_of
 
 __all__ = ["breakdown_tables", "facts_table", "lone_lines", "side_line", "verdict_tables"]
 
+# Terminal columns that a setting takes before it is folded: it may be a path.
+_MOST_COLUMNS = 16
 # Of a setting in which points of one side only differ from all others.
 _TOLD_VALUES = 4
 _STYLES = {
@@ -68,8 +70,9 @@ def verdict_tables(rows: Sequence[Row]) -> list[Table]:
         mine = [row for row in rows if row.name == name]
         axes = _axes([row.settings for row in mine])
         executors = ", ".join(sorted({row.executor for row in mine}))
-        table = _table(f"{name}, executor {executors}: time of B over that of A", *_heads(axes))
-        table.add_column("contender")
+        table = _table(f"{name}, executor {executors}: time of B over that of A")
+        _add_axes(table, axes, [row.settings for row in mine])
+        table.add_column("contender", no_wrap=True)
         for heading in ("A ms", "B ms", "B/A", "95 % interval"):
             table.add_column(heading, justify="right", no_wrap=True)
         table.add_column("verdict", no_wrap=True)
@@ -95,7 +98,8 @@ def breakdown_tables(shifts: Sequence[Shift]) -> list[Table]:
         axes = _axes([shift.settings for shift in mine])
         terms = list(dict.fromkeys(shift.term for shift in mine))
         title = f"{name}: breakdown, B - A in us (not judged; ~ may be 0)"
-        table = _table(title, *_heads(axes))
+        table = _table(title)
+        _add_axes(table, axes, [shift.settings for shift in mine])
         for term in terms:
             table.add_column(term, justify="right", no_wrap=True)
         points: dict[tuple[str, tuple[int, ...]], dict[str, Shift]] = {}
@@ -125,8 +129,14 @@ def _axes(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _heads(axes: Iterable[str]) -> list[str]:
-    return ["round" if axis == "repetition" else axis.rpartition(".")[2] for axis in axes]
+def _add_axes(table: Table, axes: Iterable[str], settings: Sequence[Mapping[str, Any]]) -> None:
+    """A column a key; a name goes over several lines, and neither words nor numbers are torn."""
+    for axis in axes:
+        name = "round" if axis == "repetition" else axis.rpartition(".")[2]
+        heading = name.replace("_", "_\n")
+        cells = [_cells(each, [axis])[0] for each in settings]
+        width = max(map(len, (*heading.split("\n"), *cells)))
+        table.add_column(heading, overflow="fold", min_width=min(width, _MOST_COLUMNS))
 
 
 def _cells(settings: Mapping[str, Any], axes: Iterable[str]) -> list[str]:
