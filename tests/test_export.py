@@ -198,6 +198,17 @@ def test_a_mistyped_word_is_one_sentence(root, capsys, words, told):
     assert captured.err.count("\n") == 1
 
 
+def test_output_to_the_name_of_a_pipe_goes_through_it(root):
+    command = f"{sys.executable} -m tilepipe.export {root} --output /dev/stdout | head -n 1"
+
+    done = subprocess.run(
+        ["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"], capture_output=True, text=True
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith('"schema_version","name",')
+
+
 def test_a_reader_who_leaves_ends_nothing_with_a_traceback(root):
     repository = Path(__file__).resolve().parents[1]
     command = f"{sys.executable} -m tilepipe.export {root} --table samples | head -n 1"

@@ -239,6 +239,18 @@ def test_a_recording_is_listed_with_its_imbalance(tmp_path, capsys):
     assert lines[7].split()[:7] == ["-", "4", "2", "no", "4", "1.50", "1.00"]
 
 
+@pytest.mark.parametrize("counts", [[[7, 7, 1]], [5, 6, 7]])
+def test_an_array_that_may_hold_counts_is_asked_about(counts, tmp_path, capsys):
+    path = tmp_path / "load.npy"
+    np.save(path, counts)
+
+    assert main(["routing", str(path)]) == 2
+    assert capsys.readouterr().err.endswith(
+        ", or, if it holds counts of experts, type law=counts\n"
+    )
+    assert main(["routing", str(path), "law=counts"]) == 0
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

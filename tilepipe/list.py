@@ -273,7 +273,9 @@ def _routing_lines(words: Sequence[str]) -> list[str]:
             as_counts=as_counts,
         )
     except ValueError as error:
-        if as_counts or Path(words[0]).suffix not in _MAY_BE_COUNTS or "twice" not in str(error):
+        told = str(error)
+        alike = Path(words[0]).suffix in _MAY_BE_COUNTS and ("twice" in told or "shape" in told)
+        if as_counts or not alike:
             raise
         # Rows of counts look like rows of experts.
         raise ValueError(f"{error}, or, if it holds counts of experts, type law=counts") from error

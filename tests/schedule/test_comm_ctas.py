@@ -76,7 +76,7 @@ def test_a_gemm_that_sends_is_modelled_by_what_is_left_to_reduce(work, rates, ro
 
 
 def chosen(operation, roles, work, rates, **given_):
-    return best_num_comm_ctas(operation, roles, work=work, rates=rates, **given_)
+    return best_num_comm_ctas({operation: work}, roles, rates=rates, **given_)
 
 
 any_launch = given(
@@ -231,6 +231,26 @@ def test_what_rolls_in_or_out_is_a_round_of_tiles_of_all_sms():
     assert out.linked_bytes == out.moved_bytes == 32 * 1024 * 14_336
 
 
+@given(first=works(), second=works(), rates=RATES, roles=st.sampled_from(Roles))
+def test_launches_with_one_count_take_the_one_with_which_both_together_are_fastest(
+    first, second, rates, roles
+):
+    works_ = dict(zip(FUSED, (first, second), strict=True))
+
+    count = best_num_comm_ctas(works_, roles, rates=rates)
+
+    def time_ns(count):
+        return sum(
+            modelled_ns(operation, roles, count, work=work, rates=rates)
+            for operation, work in works_.items()
+        )
+
+    assert all(time_ns(count) <= time_ns(other) * (1 + 1e-9) for other in range(1, rates.num_sms))
+    alone = [chosen(operation, roles, work, rates) for operation, work in works_.items()]
+    if alone[0] == alone[1]:
+        assert count == alone[0]
+
+
 def config_of(*words):
     return config_from_dict(compose_point("hardware=h200_x1", *words).config)
 
@@ -348,6 +368,16 @@ def test_pushes_beside_a_gemm_take_as_long_as_their_modelled_rate_says():
         measured_ns = swept("home_ways", "ctas_expert_4")[count] * gemm_all_ns
         modelled = moved_bytes / beside_gbps(rates, count) + reduce_ns
         assert modelled == pytest.approx(measured_ns, rel=0.05)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_layer_takes_one_count_between_those_of_its_halves(num_ranks):
+    words = ("workload=deepseek_v3_ep8_rank", "workload.num_tokens=1024")
+    words += (f"launch.num_ranks={num_ranks}",)
+
+    halves = [auto_of(f"kernel={kernel}", *words) for kernel in ("dispatch_gemm", "gemm_combine")]
+
+    assert min(halves) <= auto_of("kernel=moe_layer", *words) <= max(halves)
 
 
 def test_a_paced_link_and_ranks_that_share_the_chip_are_part_of_the_choice():

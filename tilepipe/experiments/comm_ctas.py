@@ -7,16 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from tilepipe.config.choices import Copy, Fabric
+from tilepipe.config.choices import Copy, Fabric, Operation
 from tilepipe.config.schemas import Config, FusedKernel, HomeKernel
 from tilepipe.experiments.setting import placed_routing, plan_settings
 from tilepipe.kernels.gemm.defaults import tuning_of_tile
 from tilepipe.schedule.comm_ctas import Rates, best_num_comm_ctas, work_of
 from tilepipe.schedule.layout import count_rows
 from tilepipe.workload.placement import Placed
-from tilepipe.workload.shapes import gemm_shape, row_bytes
+from tilepipe.workload.shapes import gemm_shapes, row_bytes
 
 __all__ = ["asks_for_comm_ctas", "planned_comm_ctas", "rates_of", "with_comm_ctas"]
+
+_HALVES = (Operation.dispatch_gemm, Operation.gemm_combine)
 
 
 def asks_for_comm_ctas(config: Config) -> bool:
@@ -52,23 +54,29 @@ def with_comm_ctas(
     assert isinstance(kernel, FusedKernel)
     assert kernel.roles is not None, "a key of the host executor"
     routing, settings = placed.physical, plan_settings(config, placed)
-    shape = gemm_shape(config.workload, config.operation)
-    assert shape is not None, "a fused launch multiplies"
     rates = rates_of(config, num_sms=num_sms)
-    work = work_of(
-        np.stack([count_rows(ids, routing.num_experts) for ids in routing.topk_idx]),
-        settings,
-        operation=config.operation,
-        num_sms=rates.num_sms,
-        row_bytes=row_bytes(config.workload),
-        tile_n=kernel.tile_n,
-        num_k=shape.k,
-        push=kernel.push if isinstance(kernel, HomeKernel) else None,
-    )
+    counts = np.stack([count_rows(ids, routing.num_experts) for ids in routing.topk_idx])
+    # A layer's two launches have one number of CTAs.
+    whole = config.operation is Operation.moe_layer
+    launches = _HALVES if whole else (config.operation,)
+    works = {
+        launch: work_of(
+            counts,
+            settings.homeward if launch is Operation.gemm_combine else settings,
+            operation=launch,
+            num_sms=rates.num_sms,
+            row_bytes=row_bytes(config.workload),
+            tile_n=kernel.tile_n,
+            num_k=shape.k,
+            push=kernel.push if isinstance(kernel, HomeKernel) else None,
+        )
+        for launch, shape in zip(
+            launches, gemm_shapes(config.workload, config.operation), strict=True
+        )
+    }
     count = best_num_comm_ctas(
-        config.operation,
+        works,
         kernel.roles,
-        work=work,
         rates=rates,
         cluster_m=tuning_of_tile(kernel.tile_m, kernel.tile_n).cluster_m,
     )

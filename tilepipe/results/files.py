@@ -54,11 +54,12 @@ def write_bytes(path: Path, content: bytes) -> None:
     replaced.
     """
     try:
-        place = path.resolve() if path.is_symlink() else path
-        if place.exists() and not place.is_file() and not place.is_dir():
-            with place.open("wb") as stream:
+        # By the name that was given: what /dev/stdout leads to may have none of its own.
+        if path.exists() and not path.is_file() and not path.is_dir():
+            with path.open("wb") as stream:
                 stream.write(content)
             return
+        place = path.resolve() if path.is_symlink() else path
     except OSError as error:
         raise store_error(path, error) from error
     temporary = temporary_for(place)

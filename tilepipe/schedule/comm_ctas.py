@@ -32,6 +32,7 @@ reduce (tests/schedule/test_comm_ctas.py). What a GEMM loses to rows that travel
 memory is left out: it hardly depends on c.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -123,14 +124,14 @@ def modelled_ns(
 
 
 def best_num_comm_ctas(
-    operation: Operation,
+    works: Mapping[Operation, Work],  # of fused launches that follow each other with one count
     roles: Roles,
     *,
-    work: Work,
     rates: Rates,
     cluster_m: int = 1,  # CTAs of a cluster, all of one role
 ) -> int:
-    """The count of least modelled time, of equals the smallest; whole clusters.
+    """The count of least modelled time, of all launches together, of equals the smallest; whole
+    clusters.
 
     At least one cluster communicates and one multiplies. Raises ValueError where the rank has SMs
     for less than two clusters.
@@ -144,7 +145,10 @@ def best_num_comm_ctas(
     exact = _exact(rates)
     return min(
         counts,
-        key=lambda count: _fused_ns(operation, roles, count, work=work, rates=exact),
+        key=lambda count: sum(
+            _fused_ns(operation, roles, count, work=work, rates=exact)
+            for operation, work in works.items()
+        ),
     )
 
 

@@ -92,7 +92,7 @@ def test_a_rate_or_a_delay_alone_is_a_pace(rate, delay_ns):
     assert Knobs(num_ctas=1, pace_gbps=rate, pace_latency_ns=delay_ns).paced
 
 
-@pytest.mark.parametrize("kernel", ["dispatch_gemm", "gemm_combine"])
+@pytest.mark.parametrize("kernel", ["dispatch_gemm", "gemm_combine", "moe_layer"])
 def test_a_number_that_was_to_be_found_is_one_before_anything_is_planned(kernel, monkeypatch):
     config = config_of(kernel, "kernel.num_comm_ctas=auto", "launch.pace_gbps=60")
     found = with_comm_ctas(config, placed_routing(config), num_sms=132).kernel.num_comm_ctas
