@@ -236,6 +236,13 @@ def of_another_point(root):
     return folder
 
 
+def expect_sentence(sentence, expected, told):
+    code, out, err = told
+    assert (code, out) == (expected, [])
+    assert len(err) == 1
+    assert sentence in err[0]
+
+
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
@@ -254,11 +261,7 @@ def of_another_point(root):
     ],
 )
 def test_what_cannot_be_shown_is_one_sentence(tmp_path, capsys, make, sentence):
-    code, out, err = run(capsys, make(tmp_path))
-
-    assert (code, out) == (1, [])
-    assert len(err) == 1
-    assert sentence in err[0]
+    expect_sentence(sentence, 1, run(capsys, make(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -271,11 +274,7 @@ def test_what_cannot_be_shown_is_one_sentence(tmp_path, capsys, make, sentence):
     ],
 )
 def test_what_is_no_point_is_one_sentence(tmp_path, capsys, make, sentence):
-    code, out, err = run(capsys, make(tmp_path))
-
-    assert (code, out) == (2, [])
-    assert len(err) == 1
-    assert sentence in err[0]
+    expect_sentence(sentence, 2, run(capsys, make(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -294,11 +293,7 @@ def test_what_is_no_point_is_one_sentence(tmp_path, capsys, make, sentence):
     ],
 )
 def test_a_wrong_word_is_one_sentence(folder, capsys, word, sentence, expected):
-    code, out, err = run(capsys, folder, *word.split())
-
-    assert (code, out) == (expected, [])
-    assert len(err) == 1
-    assert sentence in err[0]
+    expect_sentence(sentence, expected, run(capsys, folder, *word.split()))
 
 
 def test_a_full_disk_is_one_sentence_and_leaves_no_folder(folder, capsys, mounted):

@@ -29,7 +29,7 @@ from tilepipe.launch.collect import (
 )
 from tilepipe.records import Point
 from tilepipe.stopping import leave, temporary_folder
-from tilepipe.streams import errors_borne, heard_out, mend_standard_streams
+from tilepipe.streams import errors_borne, heard_out
 
 __all__ = ["main"]
 
@@ -43,7 +43,6 @@ def main() -> int:
 
     Until the driver listens, a signal that asks this program to end does so at once.
     """
-    mend_standard_streams()
     with errors_borne():
         return _main()
 

@@ -134,13 +134,17 @@ def _add_axes(table: Table, axes: Iterable[str], settings: Sequence[Mapping[str,
     for axis in axes:
         name = "round" if axis == "repetition" else axis.rpartition(".")[2]
         heading = name.replace("_", "_\n")
-        cells = [_cells(each, [axis])[0] for each in settings]
+        cells = [_cell(each, axis) for each in settings]
         width = max(map(len, (*heading.split("\n"), *cells)))
         table.add_column(heading, overflow="fold", min_width=min(width, _MOST_COLUMNS))
 
 
 def _cells(settings: Mapping[str, Any], axes: Iterable[str]) -> list[str]:
-    return ["-" if settings.get(axis) is None else str(settings[axis]) for axis in axes]
+    return [_cell(settings, axis) for axis in axes]
+
+
+def _cell(settings: Mapping[str, Any], axis: str) -> str:
+    return "-" if settings.get(axis) is None else str(settings[axis])
 
 
 def _place(settings: Mapping[str, Any], axes: Iterable[str]) -> list[tuple[str, float, str]]:

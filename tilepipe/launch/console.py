@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 
 from tilepipe.streams import BearingStream
 
-__all__ = ["Lines", "error_console"]
+__all__ = ["Lines"]
 
 # Where output goes to a file or pipe, lines are wide enough for the tables.
 _PIPED_WIDTH = 160
@@ -44,9 +44,3 @@ class Lines:
         """A table; on a terminal narrower than its numbers its lines wrap, none are cut."""
         width = max(self.console.width, self.console.measure(what).minimum)
         self.console.print(what, width=width, crop=False, no_wrap=True, overflow="ignore")
-
-
-def error_console() -> Console:
-    """The same of standard error."""
-    stream: Any = BearingStream(sys.stderr)
-    return Console(file=stream)

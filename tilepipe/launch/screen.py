@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tilepipe.launch.console import Lines, error_console
+from tilepipe.launch.console import Lines
 from tilepipe.launch.table import (
     breakdown_table,
     figures_table,
@@ -32,7 +33,7 @@ class Screen(Lines):
     def __init__(self, num_points: int) -> None:
         super().__init__()
         self._num_points = num_points
-        self._errors = error_console()
+        self._errors = Console(stderr=True)
         self._counts: Counter[str] = Counter()
         self._reason = ""  # of the point that ended last
         self._bar: Progress | None = None

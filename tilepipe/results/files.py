@@ -60,10 +60,7 @@ def write_bytes(path: Path, content: bytes) -> None:
                 stream.write(content)
             return
         place = path.resolve() if path.is_symlink() else path
-    except OSError as error:
-        raise store_error(path, error) from error
-    temporary = temporary_for(place)
-    try:
+        temporary = temporary_for(place)
         with half_written(temporary):
             try:
                 with temporary.open("wb") as file:

@@ -116,13 +116,6 @@ def work_of(
     )
 
 
-def modelled_ns(
-    operation: Operation, roles: Roles, num_comm_ctas: int, *, work: Work, rates: Rates
-) -> float:
-    """Time of a fused launch by the formulas above; without its plan, in ns."""
-    return float(_fused_ns(operation, roles, num_comm_ctas, work=work, rates=_exact(rates)))
-
-
 def best_num_comm_ctas(
     works: Mapping[Operation, Work],  # of fused launches that follow each other with one count
     roles: Roles,
@@ -142,11 +135,10 @@ def best_num_comm_ctas(
             f"kernel.num_comm_ctas=auto: a rank has {rates.num_sms} SMs, and a fused launch needs "
             f"two clusters of {cluster_m}; lower launch.num_ranks"
         )
-    exact = _exact(rates)
     return min(
         counts,
         key=lambda count: sum(
-            _fused_ns(operation, roles, count, work=work, rates=exact)
+            modelled_ns(operation, roles, count, work=work, rates=rates)
             for operation, work in works.items()
         ),
     )
@@ -171,9 +163,11 @@ def _exact(rates: Rates) -> Rates:
     )
 
 
-def _fused_ns(
+def modelled_ns(
     operation: Operation, roles: Roles, num_comm_ctas: int, *, work: Work, rates: Rates
 ) -> _Real:
+    """Time of a fused launch by the formulas above; without its plan, in ns, not rounded."""
+    rates = _exact(rates)
     num_sms = rates.num_sms
     comm_ns = _comm_ns(work, rates, num_comm_ctas)
     late_ns = _MARGIN * comm_ns
