@@ -112,7 +112,7 @@ def test_an_experiment_folder_with_one_point_will_do(folder, capsys):
     assert (folder / "timeline.json").is_file()
 
 
-def on_a_gpu(root):
+def on_a_gpu(root, **stamped):
     """A recorded point of one GPU: an SM whose warps work apart and one that sends."""
     spans = [
         *lane("7.0", SpanRole.compute, ("wait", 0, 30, {"m_tile": 0, "lateness_ns": 30_000})),
@@ -121,14 +121,14 @@ def on_a_gpu(root):
     ]
     outcome = recorded(spans={0: spans, 1: spans})
     late = Interval(value=11, low=10, high=12)
-    terms = (*outcome.terms[:-1], BreakdownTerm(term="late", interval=late, stamped_ns=13))
+    terms = (*outcome.terms[:-1], BreakdownTerm(term="late", interval=late, **stamped))
     build = {**outcome.point.build, "gpus": ["NVIDIA H200"]}
     point = replace(outcome.point, executor="cuda", build=build)
     return store(root, replace(outcome, point=point, terms=terms))
 
 
 def test_a_launch_on_a_gpu_is_shown_by_sm_with_what_roles_did_and_what_stamps_say(tmp_path, capsys):
-    folder = on_a_gpu(tmp_path)
+    folder = on_a_gpu(tmp_path, stamped_ns=13)
 
     code, out, err = run(capsys, folder)
 
@@ -148,6 +148,14 @@ def test_a_launch_on_a_gpu_is_shown_by_sm_with_what_roles_did_and_what_stamps_sa
     trace = read((folder / "timeline.json").read_bytes())
     assert [s.name for s in trace.slices[1, 1]] == ["wait m 0", "tile m 0 n 0"]
     assert validate(folder).faults == []
+
+
+def test_where_both_launches_left_stamps_their_difference_is_told(tmp_path, capsys):
+    folder = on_a_gpu(tmp_path, stamped_ns=13, stamped_loss_ns=5_013)
+
+    _, out, _ = run(capsys, folder)
+
+    assert out[-1].startswith("late: 5.0 us by stamps, 0.0 us [0.0, 0.0] by the breakdown: ")
 
 
 def test_warps_of_an_sm_may_be_typed(tmp_path, capsys):

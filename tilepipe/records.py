@@ -207,7 +207,8 @@ class BreakdownTerm:
 
     term: str
     interval: Interval | None
-    stamped_ns: int | None = None  # what stamps in kernels say of it
+    stamped_ns: int | None = None  # what stamps in kernels say of it, of `fused` alone
+    stamped_loss_ns: int | None = None  # the same beside the launch that the term is taken from
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -162,16 +162,16 @@ def _told(recording: Recording) -> list[str]:
                 f"{kind.name} {100 * ns / length_ns:.1f} %" for kind, ns in most_first
             )
             lines.append(f"rank {rank}, {told.num_sms} SMs, {role}: {parts}")
-    stamped = [term for term in recording.terms if term.stamped_ns is not None]
     fused_ns = sum(
         (1 if term.term == "e2e" else -1) * term.interval.value
         for term in recording.terms
         if term.term in ("e2e", "plan") and term.interval is not None
     )
-    for term in stamped:
-        if term.stamped_ns is not None and term.interval is not None:
-            found = agreement(term.term, term.stamped_ns, term.interval, fused_ns=fused_ns)
-            lines.append(str(found))
+    for term in recording.terms:
+        # Where the launch that the term is taken from left no stamps, of the fused one alone.
+        stamped_ns = term.stamped_ns if term.stamped_loss_ns is None else term.stamped_loss_ns
+        if stamped_ns is not None and term.interval is not None:
+            lines.append(str(agreement(term.term, stamped_ns, term.interval, fused_ns=fused_ns)))
     return lines
 
 

@@ -38,14 +38,14 @@ def sending(plan):
     return [begun(9), *laps, (Event.send, 100 * rows + 50, None, 0, 0)]
 
 
-def multiplying(plan):
+def multiplying(plan, *, wait_ns=50):
     """Loads, waits and tiles of an SM that multiplies all that there is, tile after tile."""
     loads, tiles, at = [], [], 1_000
     for m_tile, n_tile in plan.handout.tolist():
         valid = int(plan.layout.tiles[m_tile, 2])
         loads += [
             (Event.stand, at + 10, None, 0, 0),
-            (Event.wait, at + 60, m_tile, int(n_tile == 0), valid),
+            (Event.wait, at + 10 + wait_ns, m_tile, int(n_tile == 0), valid),
             (Event.load, at + 90, m_tile, n_tile, valid),
         ]
         tiles += [

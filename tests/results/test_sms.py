@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from tests.results.spans import lane
 from tilepipe.records import Interval, SpanKind, SpanRole
-from tilepipe.results.sms import agreement, late_ns, role_times, sm_spans, tail_ns
+from tilepipe.results.sms import (
+    agreement,
+    late_loss_ns,
+    late_ns,
+    role_times,
+    sm_spans,
+    tail_loss_ns,
+    tail_ns,
+)
 from tilepipe.results.spans import lane_times
 
 COMPUTE, COMMUNICATION = SpanRole.compute, SpanRole.communication
@@ -146,6 +154,48 @@ def test_whole_rows_lag_behind_the_last_of_their_tiles():
 
 def test_a_launch_that_reduces_nothing_has_no_tail():
     assert tail_ns({0: multiplying(0)}) == 0
+
+
+def test_rows_that_come_late_cost_waits_and_tiles_that_take_longer():
+    sends = lane("2.0", COMMUNICATION, ("send", 0, 90, {"m_tile": 4, "peer": 0, "num_rows": 1}))
+    spans = [*multiplying(0), *multiplying(1, ready_us=10), *sends]
+    # Nobody waits, and two tiles that took 38 us together take 2 us less.
+    tiles = [("tile", 5, 15, {"m_tile": 3}), ("tile", 15, 41, {"m_tile": 4})]
+    beside = [*lane("0.4", COMPUTE, *tiles), *lane("1.4", COMPUTE, *tiles), *sends]
+
+    # 30 + 5 us on one, 10 + 5 us on the other, and 2 us on both; the SM that only sends is neither.
+    assert late_loss_ns({0: spans}, {0: beside}) == 27_000
+    assert late_loss_ns({0: beside}, {0: spans}) == -27_000
+    assert late_loss_ns({0: sends}, {0: sends}) == 0
+
+
+def test_of_several_ranks_the_one_whose_loss_is_greatest_counts():
+    beside = {0: multiplying(0, ready_us=10), 1: multiplying(0, ready_us=10)}
+
+    assert late_loss_ns({0: multiplying(0), 1: multiplying(0, ready_us=10)}, beside) == 20_000
+
+
+def homeward(*, last_us, sent_us=None, reduced_us=None):
+    """An SM that multiplies until `last_us` and reduces, and one that pushes."""
+    done = [("tile", 0, 40, {"m_tile": 0}), ("tile", 40, last_us, {"m_tile": 1})]
+    if reduced_us is not None:
+        done.append(("reduce", last_us + 2, reduced_us, {}))
+    spans = lane("0.4", COMPUTE, *done)
+    if sent_us is not None:
+        spans += lane("1.4", COMMUNICATION, ("send", 45, sent_us, {"m_tile": 1}))
+    return spans
+
+
+def test_the_tail_costs_what_follows_the_last_tile_more_than_without_a_reduction():
+    fused = homeward(last_us=60, sent_us=80, reduced_us=95)
+    pushing, sending = homeward(last_us=58, sent_us=64), homeward(last_us=58)
+
+    assert tail_loss_ns({0: fused}, {0: pushing}) == 35_000 - 6_000
+    assert tail_loss_ns({0: fused}, {0: sending}) == 35_000
+    # The last tile and the last token of all ranks count, as the launch is theirs.
+    late = homeward(last_us=80)
+    assert tail_loss_ns({0: fused, 1: late}, {0: pushing, 1: pushing}) == 15_000 - 6_000
+    assert tail_loss_ns({0: multiplying(0)}, {0: pushing}) == 0
 
 
 def test_times_of_roles_tell_what_sms_were_there_for():

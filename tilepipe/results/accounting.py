@@ -86,7 +86,11 @@ def account(
         named = {name: series[key] for name, key in keys if name != "gemm_split" or key in series}
         counts = records[0].counts
         terms = tuple(
-            replace(term, stamped_ns=counts.get(f"stamped_{term.term}_ns"))
+            replace(
+                term,
+                stamped_ns=counts.get(f"stamped_{term.term}_ns"),
+                stamped_loss_ns=counts.get(f"stamped_{term.term}_loss_ns"),
+            )
             for term in breakdown_terms(point.operation, named)
         )
         if counts.get("unstamped_ns"):

@@ -16,7 +16,7 @@ import pyarrow as pa
 from tilepipe.config import choices
 from tilepipe.records import SpanKind, SpanRole, Status
 from tilepipe.results.meanings import COMPONENTS, CONTENDERS, TERMS
-from tilepipe.results.spans import SPAN_KINDS, STAMPED_TERM, STAMPED_WINDOW
+from tilepipe.results.spans import SPAN_KINDS, STAMPED_LOSS, STAMPED_TERM, STAMPED_WINDOW
 
 __all__ = [
     "BREAKDOWN",
@@ -34,7 +34,7 @@ __all__ = [
     "TIMELINE",
 ]
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 NOT_TIMED = "not timed"
 
@@ -269,6 +269,7 @@ BREAKDOWN = _table(
         _time("high_ns", "upper end of the interval"),
         _word("interval_kind", _INTERVAL_KIND, "bootstrap95", "range"),
         _time("stamped_ns", STAMPED_TERM, window=STAMPED_WINDOW),
+        _time("stamped_loss_ns", STAMPED_LOSS, window=STAMPED_WINDOW),
     ],
 )
 SUMMARY = _table(

@@ -15,7 +15,17 @@ from heapq import heappop, heappush
 from tilepipe.records import Interval, Span, SpanKind, SpanRole
 from tilepipe.results.spans import LaneTimes, lane_times
 
-__all__ = ["Agreement", "RoleTimes", "agreement", "late_ns", "role_times", "sm_spans", "tail_ns"]
+__all__ = [
+    "Agreement",
+    "RoleTimes",
+    "agreement",
+    "late_loss_ns",
+    "late_ns",
+    "role_times",
+    "sm_spans",
+    "tail_loss_ns",
+    "tail_ns",
+]
 
 # What an SM is said to do of all that its warps do at once: the first of these.
 _RANK = {
@@ -78,6 +88,12 @@ def _piece(span: Span, start_ns: int, end_ns: int, lane: str) -> Span:
     return replace(span, lane=lane, start_ns=start_ns, end_ns=end_ns, lateness_ns=late)
 
 
+# Kinds whose last span ends what a launch is for.
+_WORK = (SpanKind.tile, SpanKind.send, SpanKind.reduce)
+
+Spans = Mapping[int, Sequence[Span]]  # by rank
+
+
 @dataclass(frozen=True, kw_only=True)
 class RoleTimes:
     """Where the time of the SMs of one role went, all together."""
@@ -109,28 +125,17 @@ def role_times(spans: Iterable[Span]) -> dict[str, RoleTimes]:
     return told
 
 
-def late_ns(spans: Mapping[int, Sequence[Span]]) -> int:
+def late_ns(spans: Spans) -> int:
     """Dispatch -> GEMM: how much longer a launch takes since rows come late, by its spans.
 
     The time for which an SM that multiplies does nothing but wait for rows, averaged over those
     SMs: tiles are handed out late, so what one of them loses all make good. Of the rank that loses
     most; 0 where nothing is multiplied.
     """
-    return max((_late_of(found) for found in spans.values()), default=0)
+    return max((_multiplying_ns(found, tiles=False) for found in spans.values()), default=0)
 
 
-def _late_of(spans: Sequence[Span]) -> int:
-    merged = sm_spans(spans)
-    sms = {span.lane for span in merged if span.kind is SpanKind.tile}
-    lost = sum(
-        span.end_ns - span.start_ns
-        for span in merged
-        if span.kind is SpanKind.wait and span.role is SpanRole.compute and span.lane in sms
-    )
-    return round(lost / len(sms)) if sms else 0
-
-
-def tail_ns(spans: Mapping[int, Sequence[Span]]) -> int:
+def tail_ns(spans: Spans) -> int:
     """GEMM -> combine: from the last tile of all ranks to their last reduced token, less what a
     push lags behind its tile; 0 where nothing is reduced.
 
@@ -145,7 +150,7 @@ def tail_ns(spans: Mapping[int, Sequence[Span]]) -> int:
     return max(0, max(reduced) - max(tiles) - _push_lag_ns(spans))
 
 
-def _push_lag_ns(spans: Mapping[int, Sequence[Span]]) -> int:
+def _push_lag_ns(spans: Spans) -> int:
     """From the last tile of a piece to its last push, of the pieces that are done last."""
     made: defaultdict[tuple[int, int | None, int | None], int] = defaultdict(int)
     pushed: defaultdict[tuple[int, int | None, int | None], int] = defaultdict(int)
@@ -162,6 +167,54 @@ def _push_lag_ns(spans: Mapping[int, Sequence[Span]]) -> int:
     last_first = sorted((made[key], end_ns - made[key]) for key, end_ns in pushed.items())[::-1]
     lags = sorted(lag_ns for _, lag_ns in last_first[: -(-len(last_first) // 10)])
     return max(0, lags[len(lags) // 2]) if lags else 0
+
+
+def late_loss_ns(fused: Spans, beside: Spans) -> int:
+    """Dispatch -> GEMM: how much longer a launch takes since rows come late, by its spans and those
+    of a launch beside the same communication whose rows were there.
+
+    What an SM that multiplies takes for its tiles and for doing nothing but wait for rows, averaged
+    over those SMs: tiles are handed out late, so what one of them loses all make good; and SMs that
+    have waited begin tiles apart from those that share operands with them, so that tiles take
+    longer. Of the rank that loses most; 0 where nothing is multiplied.
+    """
+    lost = [
+        _multiplying_ns(found, tiles=True) - _multiplying_ns(beside.get(rank, ()), tiles=True)
+        for rank, found in fused.items()
+    ]
+    return max(lost, default=0)
+
+
+def _multiplying_ns(spans: Sequence[Span], *, tiles: bool) -> int:
+    """Waits for rows that nothing hides, and `tiles`, of SMs that multiply: the mean of those."""
+    merged = sm_spans(spans)
+    sms = {span.lane for span in merged if span.kind is SpanKind.tile}
+    taken = sum(
+        span.end_ns - span.start_ns
+        for span in merged
+        if span.lane in sms
+        and (
+            (tiles and span.kind is SpanKind.tile)
+            or (span.kind is SpanKind.wait and span.role is SpanRole.compute)
+        )
+    )
+    return round(taken / len(sms)) if sms else 0
+
+
+def tail_loss_ns(fused: Spans, beside: Spans) -> int:
+    """GEMM -> combine: how much longer a launch goes on behind the last tile of all ranks than one
+    that reduces nothing and ends with its last push, or with its last tile where the GEMM sends;
+    0 where nothing is reduced."""
+    if not any(span.kind is SpanKind.reduce for found in fused.values() for span in found):
+        return 0
+    return _behind_tiles_ns(fused) - _behind_tiles_ns(beside)
+
+
+def _behind_tiles_ns(spans: Spans) -> int:
+    """From the last tile to the last row or token that is moved or summed."""
+    every = [span for found in spans.values() for span in found]
+    tiles = [span.end_ns for span in every if span.kind is SpanKind.tile]
+    return max(span.end_ns for span in every if span.kind in _WORK) - max(tiles) if tiles else 0
 
 
 @dataclass(frozen=True, kw_only=True)

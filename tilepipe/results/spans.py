@@ -15,6 +15,7 @@ from tilepipe.records import Span, SpanKind
 __all__ = [
     "SHARES",
     "SPAN_KINDS",
+    "STAMPED_LOSS",
     "STAMPED_TERM",
     "STAMPED_WINDOW",
     "LaneTimes",
@@ -39,6 +40,11 @@ STAMPED_TERM = (
     "late, tail by stamps in kernels: time for which an SM that multiplies only waits for rows, "
     "mean over those SMs; from the last tile to the last token, less the lag of a push; null but "
     "for points recorded on a GPU"
+)
+STAMPED_LOSS = (
+    "late, tail by stamps in kernels, of fused less gemm_contended: what an SM that multiplies "
+    "takes for tiles and for waiting for rows, mean over those SMs; what comes behind the last "
+    "tile; null but for points recorded on a GPU"
 )
 STAMPED_WINDOW = "behind the barrier of stamped launches: median of several, slowest rank"
 # Kind of a span -> the share of its lane that it counts to.

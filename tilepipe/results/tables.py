@@ -83,21 +83,23 @@ def breakdown_table(outcome: Outcome) -> pa.Table:
             None if i is None else breakdown_interval_kind(num_iters) for i in intervals
         ],
         "stamped_ns": [term.stamped_ns for term in terms],
+        "stamped_loss_ns": [term.stamped_loss_ns for term in terms],
     }
     return _table(BREAKDOWN, columns)
 
 
 def stored_terms(table: pa.Table) -> tuple[BreakdownTerm, ...]:
     """The terms of one point in stored order."""
-    names = ("term", "value_ns", "low_ns", "high_ns", "stamped_ns")
+    names = ("term", "value_ns", "low_ns", "high_ns", "stamped_ns", "stamped_loss_ns")
     columns = [table.column(name).to_pylist() for name in names]
     return tuple(
         BreakdownTerm(
             term=term,
             interval=None if value is None else Interval(value=value, low=low, high=high),
             stamped_ns=stamped_ns,
+            stamped_loss_ns=loss_ns,
         )
-        for term, value, low, high, stamped_ns in zip(*columns, strict=True)
+        for term, value, low, high, stamped_ns, loss_ns in zip(*columns, strict=True)
     )
 
 

@@ -27,6 +27,7 @@ ADDED_IN = {
     **dict.fromkeys(("stamped_ns", "stamping_cost"), 4),
     **dict.fromkeys(("gbps_per_cta", "link_share", "memory_gbps", "memory_share"), 2),
     "dedup_wire_bytes": 4,
+    "stamped_loss_ns": 5,
 }
 
 

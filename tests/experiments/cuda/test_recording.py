@@ -1,4 +1,4 @@
-"""How a launch on a GPU is recorded: stamped ones take turns with others, and no stamp is lost."""
+"""How launches on a GPU are recorded: stamped ones take turns with others, and no stamp is lost."""
 
 from collections import Counter
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ class Trial:
     def __init__(self, *, made=(None,)):
         self.plan = make_plan(TOPK, SETTINGS, epoch=1)[0]
         self.made, self.rooms, self.ran = [*made], [], []
-        self.opened = Counter()
+        self.prepared, self.opened = None, Counter()
         words = torch.zeros(max(Word) + 1, dtype=torch.int32)
         group = SimpleNamespace(
             plans=[self.plan],
@@ -37,15 +37,19 @@ class Trial:
             tensor=lambda rank, slot: {Slot.words: words}[slot],
             refresh_plan=lambda: None,
             check=lambda: None,
-            open=lambda **how: self.opened.update([tuple(how.items())]),
         )
         self.session = SimpleNamespace(group=group, ranks=[0], timer=self)
 
     def prepare(self, contender, launch):
-        assert (contender, launch) == ("fused", LAUNCH)
+        assert launch == LAUNCH
+        self.prepared = contender
 
-    def fused(self, num_stamps):
-        self.rooms.append(num_stamps)
+    def opening(self, contender):
+        assert contender == self.prepared
+        return lambda: self.opened.update([contender])
+
+    def stamped(self, contender, num_stamps):
+        self.rooms.append((contender, num_stamps))
         tracks = None
         if num_stamps:
             tracks = torch.zeros(2, NUM_TRACKS, 1 + num_stamps, 4, dtype=torch.int32)
@@ -56,16 +60,17 @@ class Trial:
             num_launch_ranks=1,
             num_stamps=num_stamps,
         )
-        return BoundLaunch(plan=fused, run=lambda: self.run(tracks), tracks=tracks)
+        return BoundLaunch(plan=fused, run=lambda: self.run(contender, tracks), tracks=tracks)
 
-    def run(self, tracks):
+    def run(self, contender, tracks):
+        assert contender == self.prepared
         if tracks is None:
             return
         assert not tracks[:, :, 0].any(), "stamps of the launch before were not forgotten"
         room = tracks.shape[2] - 1
         said = self.made.pop(0) if len(self.made) > 1 else self.made[0]
         made = {(1, 4): said} if said else None
-        laps = multiplying(self.plan)
+        laps = multiplying(self.plan, wait_ns=50 if contender == "fused" else 0)
         words = words_of_laps(laps, num_ctas=2, room=room, step=1, made=made)
         tracks.copy_(torch.from_numpy(words))
 
@@ -75,7 +80,7 @@ class Trial:
         for _, launch in parts:
             launch()
         stamped = parts[-1][1].tracks is not None
-        self.ran.append(stamped)
+        self.ran.append((self.prepared, stamped))
         # Times of stamped launches go up, so that their median is one in the middle.
         stage_ns = 2_000 + 10 * len(self.ran) if stamped else 2_000
         return {"start_ns": 1_000_000, names[0]: 500, names[1]: stage_ns}
@@ -86,11 +91,13 @@ def test_stamped_launches_take_turns_with_others_and_come_last():
 
     found = record(trial, LAUNCH)
 
-    turns = trial.ran[1:]  # behind the one that shows how much room is needed
-    assert Counter(turns) == {True: 15, False: 15}
-    assert [turns[2 * n] for n in range(15)] == [n % 2 == 1 for n in range(15)]
-    assert turns[-1], "outputs that are checked are those of a stamped launch"
-    assert dict(trial.opened) == {(("exchange", True),): 31}
+    turns = trial.ran[2:]  # behind those that show how much room is needed
+    beside, fused = ("gemm_contended", True), {True: ("fused", True), False: ("fused", False)}
+    # At last a stamped one: its outputs are checked.
+    assert turns == [
+        launch for n in range(15) for launch in (beside, fused[n % 2 == 1], fused[n % 2 == 0])
+    ]
+    assert trial.opened == {"fused": 31, "gemm_contended": 16}
     counts = found.counts[0]
     assert counts["unstamped_ns"] == 2_000
     assert counts["stamped_ns"] == counts["recorded_ns"]
@@ -103,8 +110,9 @@ def test_spans_are_those_of_the_median_launch_on_the_hosts_clock():
     assert min(span.start_ns for span in spans) == 1_000_500
     tiles = [span for span in spans if span.kind is SpanKind.tile]
     assert len(tiles) == 6
-    # Each of six waits shows for 50 ns, and one SM multiplies.
+    # Each of six waits shows for 50 ns, beside rows that were there; and one SM multiplies.
     assert found.counts[0]["stamped_late_ns"] == 6 * 50
+    assert found.counts[0]["stamped_late_loss_ns"] == 6 * 50
 
 
 def test_a_launch_whose_warps_need_more_room_is_bound_again():
@@ -112,7 +120,8 @@ def test_a_launch_whose_warps_need_more_room_is_bound_again():
 
     record(trial, LAUNCH)
 
-    assert trial.rooms == [1 << 11, 1 << 12, 0]
+    rooms = [("gemm_contended", 1 << 11), ("gemm_contended", 1 << 12)]
+    assert trial.rooms == [*rooms, ("fused", 1 << 11), ("fused", 1 << 12), ("fused", 0)]
 
 
 def test_a_launch_that_leaves_more_than_the_one_before_is_not_shown_in_part():

@@ -158,10 +158,15 @@ class BesideTorch:
                 _, source, token, slot = self.session.received_homes(rank)
                 fill_rows(self._inputs[self._rows[rank]], launch, source, token, slot=slot)
 
-    def fused(self, num_stamps: int) -> BoundLaunch:
-        """The trial's own; asked for only where that has one."""
+    def stamped(self, contender: str, num_stamps: int) -> BoundLaunch:
+        """The trial's own; asked for only where that has some."""
         assert isinstance(self._trial, Recordable)
-        return self._trial.fused(num_stamps)
+        return self._trial.stamped(contender, num_stamps)
+
+    def opening(self, contender: str) -> Callable[[], None]:
+        """The trial's own; asked for only where it has launches that leave stamps."""
+        assert isinstance(self._trial, Recordable)
+        return self._trial.opening(contender)
 
     def poison(self, contender: str) -> None:
         if contender != self._name:

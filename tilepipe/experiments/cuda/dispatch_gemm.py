@@ -80,12 +80,14 @@ class CudaDispatchGemm(Launched):
         # Who changes roles opens and begins together: measured, that is never slower.
         together = roles is Roles.switch
         fused = partial(fused_launch, group, layer, roles=roles, opens=together, gates=together)
-        self._fused = partial(fused, self._out["fused"])
+        self._stamped = {
+            "fused": partial(fused, self._out["fused"]),
+            "gemm_contended": partial(fused, other, sending=spare_table(group.heap)),
+        }
         gemm = partial(gemm_launch, group, layer)
         alone, beside = self._num_ctas["gemm_all"], self._num_ctas["gemm_split"]
-        spare = spare_table(group.heap)
         return {
-            "fused": [self._fused()],
+            "fused": [self._stamped["fused"]()],
             "sequential": [
                 partial(launcher.launch, "dispatch"),
                 gemm(self._out["sequential"], num_gemm_ctas=alone),
@@ -94,12 +96,12 @@ class CudaDispatchGemm(Launched):
             "gemm_all": [gemm(other, num_gemm_ctas=alone)],
             "gemm_split": [gemm(other, num_gemm_ctas=beside)],
             "gemm_flags": [gemm(other, num_gemm_ctas=beside, wait=True)],
-            "gemm_contended": [fused(other, sending=spare)],
+            "gemm_contended": [self._stamped["gemm_contended"]()],
             "unsynced": [fused(other, wait=False)],
         }
 
-    def fused(self, num_stamps: int) -> BoundLaunch:
-        return self._fused(num_stamps=num_stamps)
+    def stamped(self, contender: str, num_stamps: int) -> BoundLaunch:
+        return self._stamped[contender](num_stamps=num_stamps)
 
     def prepare(self, contender: str, launch: int) -> None:
         if contender not in ("gemm_all", "gemm_split", "gemm_flags"):
@@ -116,7 +118,7 @@ class CudaDispatchGemm(Launched):
         whole = contender in ("fused", "sequential", "dispatch")
         return self.session.time(self._parts(contender), whole=whole)
 
-    def _opening(self, contender: str) -> Callable[[], None]:
+    def opening(self, contender: str) -> Callable[[], None]:
         group = self.session.group
         # Flags that are set let the GEMM run alone, or beside rows that go elsewhere.
         preset = contender in ("gemm_flags", "gemm_contended")

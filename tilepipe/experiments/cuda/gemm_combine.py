@@ -64,22 +64,27 @@ class CudaGemmCombine(Homeward):
         launcher = group.launcher_on(layer.num_sms // len(group.ranks))
         launcher.prepare("push")
         fused = partial(fused_home_launch, group, layer, self._a, push=push)
-        self._fused = partial(fused, roles=roles)
+        self._stamped = {
+            "fused": partial(fused, roles=roles),
+            "gemm_contended": partial(
+                fused, reduces=Reduces.beside, sending=spare_table(group.heap)
+            ),
+        }
         gemm = partial(gemm_home_launch, group, layer, self._a)
         gemm_all = gemm(num_gemm_ctas=self._alone)
         return {
-            "fused": [self._fused()],
+            "fused": [self._stamped["fused"]()],
             "sequential": [gemm_all, partial(launcher.launch, "push"), group.reduce],
             "push": [group.push],
             "reduce": [group.reduce],
             "gemm_all": [gemm_all],
             "gemm_split": [gemm(num_gemm_ctas=self._beside)],
             "gemm_publish": [gemm(num_gemm_ctas=self._beside, publish=True)],
-            "gemm_contended": [fused(reduces=Reduces.beside, sending=spare_table(group.heap))],
+            "gemm_contended": [self._stamped["gemm_contended"]()],
         }
 
-    def fused(self, num_stamps: int) -> BoundLaunch:
-        return self._fused(num_stamps=num_stamps)
+    def stamped(self, contender: str, num_stamps: int) -> BoundLaunch:
+        return self._stamped[contender](num_stamps=num_stamps)
 
     def prepare(self, contender: str, launch: int) -> None:
         group = self.session.group
@@ -106,7 +111,7 @@ class CudaGemmCombine(Homeward):
         whole = contender in ("fused", "sequential", "push")
         return self.session.time(self._parts(contender), whole=whole)
 
-    def _opening(self, contender: str) -> Callable[[], None]:
+    def opening(self, contender: str) -> Callable[[], None]:
         group = self.session.group
 
         def open_launch() -> None:

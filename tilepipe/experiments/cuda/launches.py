@@ -22,7 +22,7 @@ class Launched(ABC):
     _launches: Mapping[str, Sequence[Callable[[], None]]]  # by contender
 
     @abstractmethod
-    def _opening(self, contender: str) -> Callable[[], None]:
+    def opening(self, contender: str) -> Callable[[], None]:
         """Opens the launch of a contender."""
 
     def run(self, contender: str) -> None:
@@ -36,7 +36,7 @@ class Launched(ABC):
             for launch in launches:
                 launch()
 
-        return [("plan", self._opening(contender)), ("stage", stage)]
+        return [("plan", self.opening(contender)), ("stage", stage)]
 
 
 class Homeward(Launched):

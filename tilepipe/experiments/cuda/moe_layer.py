@@ -127,7 +127,7 @@ class CudaMoeLayer(Homeward):
         whole = contender in self.checked
         return self.session.time(self._parts(contender), whole=whole)
 
-    def _opening(self, contender: str) -> Callable[[], None]:
+    def opening(self, contender: str) -> Callable[[], None]:
         return partial(self.session.group.open, exchange=contender in _SENDING)
 
     def oracle(self, rank: int) -> LayerOracle:

@@ -3,12 +3,13 @@
 Knows nothing of what a launch does and of how stamps lie in memory.
 
 What stamping costs is measured, not assumed: stamped launches take turns with the same launch
-without stamps. Spans are those of the stamped launch whose time is the median of all of them; what
-stamps say of a breakdown's term is the median over several.
+without stamps. What stamps say of a breakdown's last term is said as the breakdown says it, beside
+the launch that the term is taken from: stamped launches of that take turns, too. Spans are those of
+the stamped launch whose time is the median of all of them; a term is the median over several.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -27,11 +28,11 @@ from tilepipe.kernels.overlap.stamped import (
 from tilepipe.kernels.spans import Stamped
 from tilepipe.measure.stats import integer_median
 from tilepipe.records import Span
-from tilepipe.results.sms import late_ns, tail_ns
+from tilepipe.results.sms import late_loss_ns, late_ns, tail_loss_ns, tail_ns
 
 __all__ = ["FIRST_ROOM", "Recordable", "Recorded", "Taken", "record", "take", "told"]
 
-CONTENDER = "fused"
+FUSED, BESIDE = "fused", "gemm_contended"
 _NUM_PAIRS = 15
 # Of those, the stamped ones nearest to their median from which terms are read.
 _NUM_READ = 3
@@ -40,15 +41,19 @@ FIRST_ROOM, _MAX_ROOM = 1 << 11, 1 << 15  # stamps of a warp
 
 @runtime_checkable
 class Recordable(Protocol):
-    """A trial whose contender `fused` can leave stamps."""
+    """A trial whose contenders `fused` and `gemm_contended` can leave stamps."""
 
     session: CudaSession
 
     def prepare(self, contender: str, launch: int) -> None:
         """Write the inputs of a launch on all own ranks; outside every window."""
 
-    def fused(self, num_stamps: int) -> BoundLaunch:
-        """The launch of `fused`, whose warps have room for so many stamps each; 0: leave none."""
+    def opening(self, contender: str) -> Callable[[], None]:
+        """Opens a launch of a contender."""
+
+    def stamped(self, contender: str, num_stamps: int) -> BoundLaunch:
+        """The launch of a contender, whose warps have room for so many stamps each; 0: leave
+        none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +78,9 @@ class _Run:
 class Taken:
     """Launches with stamps and without, done, with nothing read yet."""
 
-    bound: BoundLaunch
-    unstamped_ns: list[int]  # of the kernels, by events
-    runs: list[_Run]
+    bound: dict[str, BoundLaunch]  # by contender
+    unstamped_ns: list[int]  # of the kernels of `fused`, by events
+    runs: dict[str, list[_Run]]
 
 
 def record(trial: Recordable, launch: int) -> Recorded:
@@ -84,49 +89,72 @@ def record(trial: Recordable, launch: int) -> Recorded:
 
 
 def take(trial: Recordable, launch: int, *, num_pairs: int = _NUM_PAIRS) -> Taken:
-    """Launch `fused` with stamps and without, in turn; the part that needs the GPU.
+    """Launch `fused` with stamps and without, and `gemm_contended` with, in turn; the part that
+    needs the GPU.
 
-    Leaves outputs of a stamped launch behind, to be checked. Raises RuntimeError where no track
-    has room for the stamps of its warp.
+    Leaves outputs of a stamped launch of `fused` behind, to be checked. Raises RuntimeError where
+    no track has room for the stamps of its warp.
     """
-    bound, unstamped = _with_room(trial, launch), trial.fused(0)
-    plain, runs = [], []
+    bound = {contender: _with_room(trial, contender, launch) for contender in (BESIDE, FUSED)}
+    unstamped = trial.stamped(FUSED, 0)
+    plain: list[int] = []
+    runs: dict[str, list[_Run]] = {contender: [] for contender in bound}
     for left in reversed(range(num_pairs)):
+        runs[BESIDE].append(_run(trial, BESIDE, bound[BESIDE], launch))
         for stamps in (left % 2 == 1, left % 2 == 0):  # at last with stamps
             if stamps:
-                runs.append(_run(trial, bound, launch))
+                runs[FUSED].append(_run(trial, FUSED, bound[FUSED], launch))
             else:
-                plain.append(_time(trial, unstamped, launch)[1])
+                plain.append(_time(trial, FUSED, unstamped, launch)[1])
     return Taken(bound=bound, unstamped_ns=plain, runs=runs)
 
 
 def told(taken: Taken) -> Recorded:
     """Spans of `fused`, and counts of each rank: unstamped_ns and stamped_ns, medians of launches
     in turn; recorded_ns of the launch that the spans are of, all three by events; and what stamps
-    say of the term `late` (dispatch_gemm) or `tail` (gemm_combine), stamped_late_ns or
-    stamped_tail_ns."""
-    bound, plain, runs = taken.bound, taken.unstamped_ns, taken.runs
-    stage_ns = np.array([run.stage_ns for run in runs])
-    middle = int(integer_median(stage_ns))
-    nearest = sorted(runs, key=lambda run: abs(run.stage_ns - middle))[:_NUM_READ]
-    homewards = isinstance(bound.plan, HomePlan)
-    term, of_spans = ("tail", tail_ns) if homewards else ("late", late_ns)
-    read = [spans_of_launch(run.words, bound, run.known, base_ns=run.start_ns) for run in nearest]
-    counts = {
-        "unstamped_ns": int(integer_median(np.array(plain))),
-        "stamped_ns": middle,
-        "recorded_ns": nearest[0].stage_ns,
-        f"stamped_{term}_ns": int(integer_median(np.array([of_spans(spans) for spans in read]))),
+    say of the term `late` (dispatch_gemm) or `tail` (gemm_combine): stamped_late_ns or
+    stamped_tail_ns, of `fused` alone, and stamped_late_loss_ns or stamped_tail_loss_ns, beside
+    `gemm_contended`."""
+    homewards = isinstance(taken.bound[FUSED].plan, HomePlan)
+    term, alone, loss = (
+        ("tail", tail_ns, tail_loss_ns) if homewards else ("late", late_ns, late_loss_ns)
+    )
+    nearest = {contender: _nearest(runs) for contender, runs in taken.runs.items()}
+    read = {
+        contender: [
+            spans_of_launch(run.words, taken.bound[contender], run.known, base_ns=run.start_ns)
+            for run in runs
+        ]
+        for contender, runs in nearest.items()
     }
-    return Recorded(spans=read[0], counts={rank: dict(counts) for rank in read[0]})
+    losses = [loss(*spans) for spans in zip(read[FUSED], read[BESIDE], strict=True)]
+    spans = read[FUSED][0]
+    counts = {
+        "unstamped_ns": int(integer_median(np.array(taken.unstamped_ns))),
+        "stamped_ns": _median_ns(taken.runs[FUSED]),
+        "recorded_ns": nearest[FUSED][0].stage_ns,
+        f"stamped_{term}_ns": int(integer_median(np.array([alone(s) for s in read[FUSED]]))),
+        f"stamped_{term}_loss_ns": int(integer_median(np.array(losses))),
+    }
+    return Recorded(spans=spans, counts={rank: dict(counts) for rank in spans})
 
 
-def _with_room(trial: Recordable, launch: int) -> BoundLaunch:
+def _median_ns(runs: Sequence[_Run]) -> int:
+    return int(integer_median(np.array([run.stage_ns for run in runs])))
+
+
+def _nearest(runs: Sequence[_Run]) -> list[_Run]:
+    """Those whose times are nearest to the median, the nearest first."""
+    middle = _median_ns(runs)
+    return sorted(runs, key=lambda run: abs(run.stage_ns - middle))[:_NUM_READ]
+
+
+def _with_room(trial: Recordable, contender: str, launch: int) -> BoundLaunch:
     """A stamped launch whose tracks have had room for all stamps, with as much again to spare."""
     room = FIRST_ROOM
     while room <= _MAX_ROOM:
-        bound = trial.fused(room)
-        _time(trial, bound, launch)
+        bound = trial.stamped(contender, room)
+        _time(trial, contender, bound, launch)
         most = most_stamps(bound)
         if 2 * most <= room:
             return bound
@@ -137,23 +165,22 @@ def _with_room(trial: Recordable, launch: int) -> BoundLaunch:
     )
 
 
-def _time(trial: Recordable, bound: BoundLaunch, launch: int) -> tuple[int, int]:
+def _time(trial: Recordable, contender: str, bound: BoundLaunch, launch: int) -> tuple[int, int]:
     """Start and time of the kernel of one launch, opened and checked like any other."""
     session = trial.session
     group = session.group
     group.refresh_plan()
-    trial.prepare(CONTENDER, launch)
+    trial.prepare(contender, launch)
     if bound.tracks is not None:
         clear_tracks(bound)
     group.heap.barrier()
-    opening = partial(group.open, exchange=not isinstance(bound.plan, HomePlan))
-    windows = session.timer.measure([("plan", opening), ("stage", bound)])
+    windows = session.timer.measure([("plan", trial.opening(contender)), ("stage", bound)])
     group.check()
     return windows["start_ns"] + windows["plan"], windows["stage"]
 
 
-def _run(trial: Recordable, bound: BoundLaunch, launch: int) -> _Run:
-    start_ns, stage_ns = _time(trial, bound, launch)
+def _run(trial: Recordable, contender: str, bound: BoundLaunch, launch: int) -> _Run:
+    start_ns, stage_ns = _time(trial, contender, bound, launch)
     group = trial.session.group
     return _Run(
         start_ns=start_ns,
