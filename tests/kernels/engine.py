@@ -12,6 +12,7 @@ from tests.kernels.warp import LANES, lane_functions, run_warp
 from tilepipe.config.choices import Copy, Granularity
 from tilepipe.config.limits import max_flag_batch
 from tilepipe.kernels.constants import Constants
+from tilepipe.kernels.edges import Edge
 from tilepipe.kernels.track import Event
 
 __all__ = [
@@ -31,8 +32,9 @@ SOURCES, TARGETS, FLAGS = 0x7F_F000_0000, 0x12_A000_0000, 0x5_8000_0000
 RING, BARRIERS = 4096, 128
 LATENCY_NS = 700
 EPOCH = 9
-# Rows of a claim, and claims that a warp works ahead.
-CLAIM_ROWS, NUM_AHEAD = 4, 3
+# Rows of a claim, by what is moved, and claims that a warp works ahead.
+CLAIM_ROWS = {Edge.dispatch: 4, Edge.opening: 1}
+NUM_AHEAD = 3
 # Of one, two and three pieces, the last of them shorter.
 ROW_BYTES = {1: 48, 2: 14_352, 3: 28_704}
 
@@ -67,6 +69,7 @@ class Engine:
     constants: Constants
     count: int  # rows of the rank
     bases: deque  # first places of this warp's claims; those past the end at last
+    edge: Edge = Edge.dispatch
     aborted_at: int | None = None  # look at the abort word that finds it raised
     lost_load: int | None = None  # load that never comes
     lane: int = 0
@@ -93,9 +96,8 @@ class Engine:
     held: dict = field(default_factory=dict)  # lane -> row that it holds
 
     def __post_init__(self):
-        self.rows = [
-            base + i for base in self.bases for i in range(CLAIM_ROWS) if base + i < self.count
-        ]
+        of_claim = range(CLAIM_ROWS[self.edge])
+        self.rows = [base + i for base in self.bases for i in of_claim if base + i < self.count]
         self.pieces = [
             (row, part) for row in self.rows for part in range(self.constants.num_pieces)
         ]
@@ -124,7 +126,7 @@ class Engine:
         )
 
     def claim(self, queue, amount, scope):
-        assert (self.lane, amount) == (0, CLAIM_ROWS)
+        assert (self.lane, amount) == (0, CLAIM_ROWS[self.edge])
         return self.bases.popleft()
 
     def abort_word(self, table, rank):
@@ -261,6 +263,7 @@ def functions_of(engine, text=TEXT):
         "Boolean": bool,
         "Int32": int32,
         "Int64": int,
+        "Edge": Edge,
         "LANES": LANES,
         "max_flag_batch": max_flag_batch,
     }
@@ -294,16 +297,17 @@ def functions_of(engine, text=TEXT):
     return names
 
 
-def moved(constants, count, *, bases=None, text=TEXT, **chosen):
+def moved(constants, count, *, bases=None, text=TEXT, edge=Edge.dispatch, **chosen):
     """An engine whose warp has run the loop; `bases`: its claims, all where none are given."""
-    bases = list(range(0, count, CLAIM_ROWS)) if bases is None else list(bases)
+    of_claim = CLAIM_ROWS[edge]
+    bases = list(range(0, count, of_claim)) if bases is None else list(bases)
     # What a warp claims ahead lies past the end.
-    end = -(-count // CLAIM_ROWS) * CLAIM_ROWS
-    past = range(end, end + NUM_AHEAD * CLAIM_ROWS, CLAIM_ROWS)
-    engine = Engine(constants, count, deque([*bases, *past]), **chosen)
+    end = -(-count // of_claim) * of_claim
+    past = range(end, end + NUM_AHEAD * of_claim, of_claim)
+    engine = Engine(constants, count, deque([*bases, *past]), edge=edge, **chosen)
     move_rows = functions_of(engine, text)["move_rows"]
     lanes = [
-        move_rows("edge", "table", 0, lane, RING, BARRIERS, constants, 10, LATENCY_NS, 1000)
+        move_rows(edge, "table", 0, lane, RING, BARRIERS, constants, 10, LATENCY_NS, 1000)
         for lane in range(LANES)
     ]
     run_warp(lanes, entered=engine.enter, met=engine.meet)

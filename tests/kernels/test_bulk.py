@@ -4,6 +4,7 @@ What is checked is the bookkeeping of lanes, stages, phases and flags.
 """
 
 from collections import deque
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -29,8 +30,8 @@ STAGES = range(1, 15)
 @pytest.mark.parametrize("stages", STAGES)
 def test_every_row_is_loaded_stored_and_told_once_in_order(stages, pieces):
     # The least batch, and as many rows as lanes can remember. More rows than there are lanes.
-    for batch in (1, 32):
-        engine = moved(constants_of(stages, pieces, batch), 50)
+    for batch, edge in product((1, 32), CLAIM_ROWS):
+        engine = moved(constants_of(stages, pieces, batch), 50, edge=edge)
 
         assert sorted(engine.told) == engine.rows == list(range(50))
         assert engine.num_loaded == engine.num_stored == 50 * pieces
@@ -43,10 +44,11 @@ def test_every_row_is_loaded_stored_and_told_once_in_order(stages, pieces):
 @st.composite
 def claims(draw):
     """Rows of a rank and the claims of one of its warps; others take the rest."""
-    count = draw(st.integers(0, 120))
+    edge = draw(st.sampled_from(list(CLAIM_ROWS)))
+    count = draw(st.integers(0, 30 * CLAIM_ROWS[edge]))
     kept = draw(st.lists(st.booleans(), min_size=30, max_size=30))
-    bases = range(0, count, CLAIM_ROWS)
-    return count, [base for base, own in zip(bases, kept, strict=False) if own]
+    bases = range(0, count, CLAIM_ROWS[edge])
+    return edge, count, [base for base, own in zip(bases, kept, strict=False) if own]
 
 
 CONSTANTS = st.builds(
@@ -60,9 +62,9 @@ CONSTANTS = st.builds(
 @given(CONSTANTS, claims())
 @given_settings(max_examples=40, deadline=None)
 def test_a_warp_moves_what_it_claims_and_nothing_else(constants, claimed):
-    count, bases = claimed
+    edge, count, bases = claimed
 
-    engine = moved(constants, count, bases=bases)
+    engine = moved(constants, count, bases=bases, edge=edge)
 
     assert sorted(engine.told) == sorted(engine.rows)
     assert engine.busy == ([], [])
@@ -84,8 +86,8 @@ def test_a_warp_that_finds_the_launch_given_up_tells_nothing_more(stages, looks)
 @given(CONSTANTS, claims(), st.integers(0, 40))
 @given_settings(max_examples=25, deadline=None)
 def test_a_load_that_never_comes_ends_the_loop_and_its_row_is_not_told(constants, claimed, lost):
-    count, bases = claimed
-    engine = moved(constants, count, bases=bases, lost_load=lost)
+    edge, count, bases = claimed
+    engine = moved(constants, count, bases=bases, edge=edge, lost_load=lost)
 
     row = engine.pieces[lost][0] if lost < len(engine.pieces) else None
     assert (row in engine.rows) == (sorted(engine.told) != sorted(engine.rows))
@@ -108,7 +110,7 @@ def test_lanes_remember_all_that_a_batch_leaves_untold(stages, pieces):
         in_ring = (pieces - 1 + ahead - 1) // pieces
         untold = behind + found - 1
         assert 1 <= found <= batch
-        assert in_ring + untold + NUM_AHEAD * CLAIM_ROWS <= LANES
+        assert in_ring + untold + NUM_AHEAD * max(CLAIM_ROWS.values()) <= LANES
         assert found == batch or found >= 5, "flags hardly share a fence"
 
 

@@ -7,8 +7,8 @@ them. It starts loads as far ahead as stages allow and stores what has come; a s
 once the store out of it has read it. Flags follow by age: those of the oldest rows are raised when
 the groups of their stores have completed, while younger ones are still under way.
 
-Lanes hold what is known of the next 32 rows, four to a claim, since a lone thread that loads its
-row's place before each copy is bound by that latency (17 of 50 GB/s an SM on an H200).
+Lanes hold what is known of the next rows, up to 32 and four to a claim, since a lone thread that
+loads its row's place before each copy is bound by that latency (17 of 50 GB/s an SM on an H200).
 """
 
 import cutlass
@@ -19,6 +19,7 @@ from tilepipe.config.limits import max_flag_batch
 from tilepipe.fabric.table import Slot, Word
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.edges import (
+    Edge,
     count_of,
     first_of,
     flag_value,
@@ -46,7 +47,6 @@ __all__ = ["BARRIER_BYTES", "CLAIM_ROWS", "batch_of", "init_ring", "move_rows", 
 
 # Rows claimed at a time; lanes hold as many claims as fit into a warp.
 CLAIM_ROWS = 4
-_NUM_CLAIMS = LANES // CLAIM_ROWS
 BARRIER_BYTES = 8
 # Tries between two looks at the clock; a try sleeps in hardware for a while.
 _TRIES_PER_LOOK = 64
@@ -65,6 +65,12 @@ def _stores_behind(constants: Constants) -> int:
 def _loads_ahead(constants: Constants) -> int:
     """Pieces whose loads may be under way, the one that is stored next among them."""
     return constants.num_stages - _stores_behind(constants) + 1
+
+
+def rows_of_claim(edge: Edge) -> int:
+    """Rows that a warp claims at a time. Of those that open a launch, for which every CTA waits,
+    one: then all warps of all CTAs share them."""
+    return 1 if edge is Edge.opening else CLAIM_ROWS
 
 
 def batch_of(constants: Constants) -> int:
@@ -98,6 +104,8 @@ def move_rows(
     stages, pieces, piece_bytes = constants.num_stages, constants.num_pieces, constants.piece_bytes
     last_bytes = constants.row_bytes - (pieces - 1) * piece_bytes
     behind, ahead, batch = _stores_behind(constants), _loads_ahead(constants), batch_of(constants)
+    of_claim = rows_of_claim(edge)
+    num_claims = LANES // of_claim
     words = buffer(address(table, rank, Slot.words), Int32)
     count = words[int(count_of(edge))]
     epoch = words[int(Word.epoch)]
@@ -105,7 +113,7 @@ def move_rows(
     base = cute.arch.shuffle_sync(_claim_rows(edge, table, rank, lane), 0)
     next_base = cute.arch.shuffle_sync(_claim_rows(edge, table, rank, lane), 0)
     claimed = _claim_rows(edge, table, rank, lane)
-    own_claim, in_claim = lane // CLAIM_ROWS, lane % CLAIM_ROWS
+    own_claim, in_claim = lane // of_claim, lane % of_claim
     place = count  # of the row that this lane holds; count: none
     if own_claim == 0:
         place = base + in_claim
@@ -123,13 +131,13 @@ def move_rows(
     while alive and cute.arch.shuffle_sync(place, store_row % LANES) < count:
         # Start loads as far ahead as stages allow.
         while loaded < stored + ahead and cute.arch.shuffle_sync(place, load_row % LANES) < count:
-            if load_part == 0 and load_row % CLAIM_ROWS == 0:
+            if load_part == 0 and load_row % of_claim == 0:
                 # A claim begins: the one after next gets its rows, the next one their ways.
-                number = load_row // CLAIM_ROWS
+                number = load_row // of_claim
                 base = cute.arch.shuffle_sync(claimed, 0)
-                if own_claim == (number + 1) % _NUM_CLAIMS:
+                if own_claim == (number + 1) % num_claims:
                     second = second_of(edge, table, rank, a)
-                if own_claim == (number + 2) % _NUM_CLAIMS:
+                if own_claim == (number + 2) % num_claims:
                     place = base + in_claim
                     a, b, c, d = first_of(edge, table, rank, place, count)
                 claimed = _claim_rows(edge, table, rank, lane)
@@ -259,11 +267,11 @@ def _tell(
 
 @cute.jit
 def _claim_rows(edge: cutlass.Constexpr, table: cute.Pointer, rank: Int32, lane: Int32) -> Int32:
-    """Claim CLAIM_ROWS places of a queue for the warp; only lane 0 holds the first of them."""
+    """Claim places of a queue for the warp; only lane 0 holds the first of them."""
     place = Int32(0)
     if lane == 0:
         queue = word(address(table, rank, Slot.words), queue_of(edge))
-        place = claim(queue, Int32(CLAIM_ROWS), Scope.gpu)
+        place = claim(queue, Int32(rows_of_claim(edge)), Scope.gpu)
     return place
 
 
