@@ -157,7 +157,8 @@ def test_spans_are_as_long_as_the_kernel_is_by_events():
 @pytest.mark.parametrize(("kernel", "term"), [("dispatch_gemm", "late"), ("gemm_combine", "tail")])
 def test_a_recorded_point_is_valid_and_its_spans_add_up_to_the_kernel(tmp_path, kernel, term):
     words = (
-        *(f"kernel={kernel}", "workload=deepseek_v3_ep8_rank", "workload.num_tokens=512"),
+        *(f"kernel={kernel}", f"name={kernel}"),
+        *("workload=deepseek_v3_ep8_rank", "workload.num_tokens=512"),
         *("hardware=h200_x1", "measure=quick", "measure.timeline=true", f"results_dir={tmp_path}"),
     )
 

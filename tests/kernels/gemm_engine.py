@@ -109,6 +109,19 @@ class Sums:
         return self  # products say themselves of which block they are
 
 
+class RecordWord(int):
+    """A word of a tile's record, beside the words that other lanes hold."""
+
+    record: list[int]
+
+    @classmethod
+    def all_of(cls, record):
+        words = [cls(word) for word in record]
+        for word in words:
+            word.record = record
+        return words
+
+
 class Mma:
     """The products of one warp: which stages they read, and of which tile they are."""
 
@@ -150,9 +163,11 @@ class Cta:
 class Engine:
     """The CTAs of one cluster, all tiles of a launch, and what has become of them."""
 
-    def __init__(self, plan, records, *, seed, text=TEXT, slow_warp=None):
-        """`slow_warp`, of each CTA, goes on only when nothing else can happen."""
+    def __init__(self, plan, records, *, seed, text=TEXT, slow_warp=None, stopped_at=None):
+        """`slow_warp`, of each CTA, goes on only when nothing else can happen; `stopped_at`: the
+        abort word is raised when so many tickets have been claimed."""
         self.plan, self.random, self.slow_warp = plan, Random(seed), slow_warp
+        self.stopped_at = stopped_at
         self.tiles = [[int(word) for word in record] for record in records]
         self.queue, self.loads, self.stored, self.told = 0, [], Counter(), Counter()
         self.ctas = [self._cta() for _ in range(plan.cluster_m)]
@@ -162,6 +177,8 @@ class Engine:
         self.num_products = 0  # of all warps
         self.stamped = Counter()  # (warp, M tile, N tile) of stamps, rows of each
         self.claimed_at = []  # K tiles already asked for when each ticket was claimed
+        self.num_handed = 0  # tiles of the cluster
+        self.has_looked = False  # at the abort word, since the latest claim
         # M tiles by their first row; those whose rows have yet to come; those that a warp, or who
         # reads a record, knows to be there; those that a warp's own copies may read.
         self.m_tiles = {
@@ -287,12 +304,24 @@ class Engine:
     def hand_word(self, slot, lane, word, cluster_m):
         record = [-1] * RECORD_WORDS
         if word >= 0:
+            self.num_handed += 1
             record = list(self.tiles[self.there.cluster_tile])
             record[TileWord.n_tile] = self.there.n_tile
         for cta in self.ctas:
             cta.records[slot.index // RECORD_WORDS] = record
 
+    def load_relaxed(self, word, dtype, scope):
+        assert word is Slot.abort, "a word that is waited for is looked at without a wait"
+        self.has_looked = True
+        return self.abort_word()
+
+    def abort_word(self, table=0, rank=0):
+        return int(self.stopped_at is not None and self.queue >= self.stopped_at)
+
     def claim(self, word, amount, scope):
+        waits = self.plan.problem.wait is not None
+        assert self.has_looked == waits, "a claim, and no look at the abort word ahead of it"
+        self.has_looked = False
         self.claimed_at.append(self.ctas[0].num_loads["b", 0])
         self.queue += 1
         return self.queue - 1
@@ -483,8 +512,10 @@ class Engine:
     def _functions(self, text):
         arch = MagicMock()
         arch.mbarrier_arrive_and_expect_tx = self.expect
-        arch.shuffle_sync = lambda value, lane: value
-        arch.vote_all_sync = bool
+        arch.shuffle_sync = lambda value, lane: (
+            value.record[lane] if isinstance(value, RecordWord) else value
+        )
+        arch.vote_all_sync = arch.vote_any_sync = bool
         arch.fence_proxy = self.fence_proxy
         arch.block_idx = lambda: (0, 0, 0)
         arch.elect_one = nullcontext
@@ -548,8 +579,9 @@ class Engine:
             "address": lambda table, rank, slot: slot,
             "word": lambda words, name: name,
             "buffer": lambda slot, dtype: self._buffer(slot),
-            "element": lambda where, index, dtype: index,
-            "abort_word": lambda table, rank: 0,
+            "element": lambda where, index, dtype: where if where is Slot.abort else index,
+            "abort_word": self.abort_word,
+            "load_relaxed": self.load_relaxed,
             "Event": Event,
             "lap": self.lap,
             "release_bulk_fence": lambda scope: None,
@@ -583,7 +615,7 @@ class Engine:
 
     def _buffer(self, slot):
         if slot is Slot.gemm_tiles:
-            return [word for record in self.tiles for word in record]
+            return [word for record in self.tiles for word in RecordWord.all_of(record)]
         if slot is Slot.ready_expected:
             return Counter()
         return {int(Word.num_gemm_tiles): len(self.tiles), int(Word.epoch): 1}

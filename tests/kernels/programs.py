@@ -80,6 +80,35 @@ def waiting(scope: Scope, async_reader: bool, width: int = 32):
     return entry(body, dtype)
 
 
+def reading_again(scope: Scope, width: int):
+    """One row before a wait and behind it; no word is below the lowest number, so of the wait a
+    first look is left."""
+    dtype, lowest = WORDS[width], -(2 ** (width - 1))
+
+    @cute.jit
+    def body(data, word, n):
+        rows = cute.make_tensor(data, cute.make_layout(1024))
+        early = rows[4]
+        wait_at_least(word, dtype(lowest), data + 8, Int64(1000), scope, False, dtype)
+        rows[8] = early + rows[4]
+
+    return entry(body, dtype)
+
+
+def waiting_twice(scope: Scope, width: int):
+    """Two waits in a row of which first looks are left."""
+    dtype, lowest = WORDS[width], -(2 ** (width - 1))
+
+    @cute.jit
+    def body(data, word, n):
+        rows = cute.make_tensor(data, cute.make_layout(1024))
+        for place in cutlass.range_constexpr(2):
+            wait_at_least(word, dtype(lowest), data + 8, Int64(1000), scope, False, dtype)
+            rows[place] = n
+
+    return entry(body, dtype)
+
+
 def claiming(scope: Scope, width: int):
     """Two claims in a row, of whatever the word held."""
     dtype = WORDS[width]

@@ -12,6 +12,7 @@ import pytest
 
 from tests.experiments.pairwise import pairwise
 from tests.kernels.sass import MachineCode, disassemble
+from tests.kernels.waits import waits_in
 from tilepipe.config.choices import Copy, Granularity, HomeGranularity
 from tilepipe.config.limits import STAGE_BYTES
 from tilepipe.fabric.table import RECORD_FIELDS
@@ -280,6 +281,27 @@ def test_flags_of_rows_follow_a_warp_barrier_and_one_fence(compiled):
             assert working[place - len(before) : place] == before
     elif compiled.name == "reduce":
         assert not [line for line in working if ".relaxed" in line or "fence" in line]
+
+
+def test_what_others_have_written_is_acquired_before_it_is_read(compiled):
+    waits = waits_in(compiled.ptx)
+    width = 64 if compiled.name in GATES and "exchange" in compiled.name else 32
+
+    assert {(wait.scope, wait.width) for wait in waits} == (
+        {("sys", width)} if compiled.name != "reduce" else set()
+    )
+    if compiled.name == "combine":
+        by_rank = compiled.constants.by_rank
+        fetched = [match.start() for match in re.finditer(r"cp\.async\.cg", compiled.ptx)]
+        # Of a token's rows, those fetched ahead of the loop and those in it; of a rank's, once.
+        assert len(waits) == (1 if by_rank else 2)
+        for wait in waits:
+            first = next(place for place in fetched if place > wait.look)
+            assert wait.look < wait.fence < wait.there < first
+        ahead = compiled.ptx[waits[0].there : fetched[0]]
+        # Each lane knows of one rank's rows until they meet; a token's have all looked at.
+        assert not by_rank or "bar.warp.sync" in ahead
+        assert waits[0].there < fetched[0]
 
 
 def test_bulk_copies_wait_for_stages_before_they_fill_them_and_for_rows_before_they_tell(compiled):

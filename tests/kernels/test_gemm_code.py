@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from tests.kernels.sass import MachineCode, disassemble
+from tests.kernels.waits import waits_in
 from tilepipe.config.choices import Granularity, Layout, StoreMode
 from tilepipe.kernels.gemm.choices import Clip, Consumers, Epilogue, Major
 from tilepipe.kernels.gemm.plan import GemmProblem, GemmTuning, KernelPlan, plan_gemm
@@ -168,21 +169,97 @@ def test_hooks_are_compiled_out_where_nobody_waits_and_nobody_listens(compiled):
     problem = compiled.plan.problem
     # Behind the giving up of barriers nothing is loaded that a peer may write.
     flags = re.findall(r"ld\.relaxed\.sys\.global", compiled.ptx)
+    first_looks = re.findall(r"ld\.acquire\.(\w+)\.global", compiled.ptx)
     told = re.findall(r"red\.relaxed\.(\w+)\.global\.add\.s32", compiled.ptx)
 
     assert bool(flags) == (problem.wait is not None or problem.publish)
+    assert set(first_looks) == ({"sys"} if problem.wait is not None else set())
     assert told == ["gpu"] * problem.publish
     proxies = compiled.ptx.count("fence.proxy.async.global")
     assert bool(proxies) == (problem.wait is not None or problem.publish)
 
 
 def test_rows_are_acquired_and_fenced_before_the_first_load_of_a_tile(compiled):
-    if compiled.plan.problem.wait is not None:
-        load = compiled.ptx.index("cp.async.bulk.tensor.2d.shared")
-        fence = compiled.ptx.rindex("fence.proxy.async.global", 0, load)
-        acquire = compiled.ptx.rindex("fence.acq_rel.sys", 0, fence)
-        poll = compiled.ptx.rindex("ld.relaxed.sys.global", 0, acquire)
-        assert poll < acquire < fence < load
+    if compiled.plan.waits_ahead:
+        expect_rows_acquired_ahead(compiled.ptx)
+    elif compiled.plan.problem.wait is not None:
+        expect_rows_acquired_by_who_loads(compiled.ptx)
+    else:
+        assert waits_in(compiled.ptx) == []
+
+
+def first_load(ptx):
+    return re.search(r"cp\.async\.bulk\.tensor\.\dd\.shared", ptx).start()
+
+
+def claim_of_tiles(ptx):
+    """Of all queues that of tiles alone is put back in the launch, by the last who claims."""
+    claims = re.finditer(r"atom\.global\.add\.u32\s+%r\d+, \[(%rd\d+)\], 1;", ptx)
+    put_back = r"st\.relaxed\.gpu\.global\.b32\s+\[{}\]"
+    (claim,) = (claim for claim in claims if re.search(put_back.format(claim[1]), ptx))
+    return claim.start()
+
+
+def expect_rows_acquired_by_who_loads(ptx):
+    """Before its first load, by the look that finds them or behind its polls; then it fences the
+    proxy; no other warp takes part."""
+    load = first_load(ptx)
+    # (That CTAs begin together is no part of it: that wait comes before.)
+    wait = [wait for wait in waits_in(ptx) if wait.look < load][-1]
+    proxy = ptx.rindex("fence.proxy.async.global", 0, load)
+
+    assert wait.scope == "sys"
+    assert wait.look < wait.poll < wait.fence < wait.there < proxy < load
+    assert "bar.sync" not in ptx[wait.look : load]
+    assert "mbarrier.arrive" not in ptx[wait.look : proxy]
+
+
+def expect_rows_acquired_ahead(ptx):
+    """By the warp that hands tiles out, before it hands over; the one that loads fences."""
+    load, claim = first_load(ptx), claim_of_tiles(ptx)
+    handed = ptx.rindex("mbarrier.try_wait", 0, ptx.rindex("fence.proxy.async.global", 0, load))
+    assert not re.search(r"ld\.(acquire|relaxed)", ptx[handed:load])
+
+    waits = [wait for wait in waits_in(ptx) if wait.look > claim]
+    there = max(wait.there for wait in waits)
+    met = ptx.index("bar.warp.sync", there)  # lanes wait for rows of their own
+    record = ptx.index("st.shared", there)
+    for wait in waits:
+        assert wait.scope == "sys"
+        assert claim < wait.look < wait.poll < wait.fence < wait.there < met < record
+    assert record < ptx.index("mbarrier.arrive", record)
+    # Of rows that are there nothing waits for all that the warp has under way, nor does the proxy:
+    # fences stand behind polls, and in records of giving up.
+    fences, given_up = (
+        ptx[claim:record].count(text) for text in ("fence.acq_rel", "atom.global.sys.add.u32")
+    )
+    assert fences == len(waits) + given_up
+    assert "fence.proxy" not in ptx[claim:record]
+
+
+def test_the_abort_word_is_looked_at_beside_a_claim_of_a_tile_and_ahead_of_it(compiled):
+    expect_abort_word_beside_claim(compiled.ptx, compiled.plan)
+
+
+def expect_abort_word_beside_claim(ptx, plan):
+    """Both are under way at once; where nobody waits for rows there is no look."""
+    claim = claim_of_tiles(ptx)
+    room = ptx.rindex("trap;", 0, claim)  # of the wait for the record's room
+    looks = re.findall(r"ld\.relaxed\.sys\.global\.b32 (%r\d+), \[(%rd\d+)\];", ptx[room:claim])
+
+    assert not re.search(r"\b(bar|vote|shfl|fence|st|red)\.", ptx[room:claim])
+    if plan.problem.wait is None:
+        assert looks == []
+        return
+    ((seen, abort),) = looks
+    # All lanes agree on what it has found; nothing is loaded in between.
+    decided = re.search(rf"setp\.eq\.b32\s+(%p\d+), {seen}, 0;\s+vote\.sync\.all.*, \1, -1;", ptx)
+    assert decided is not None
+    assert not re.search(r"\bld\.(?!param)", ptx[claim : decided.start()])
+    if plan.waits_ahead:
+        ahead = [wait for wait in waits_in(ptx) if wait.look > claim]
+        assert {wait.abort for wait in ahead} == {abort}
+        assert all(decided.end() < wait.look for wait in ahead)
 
 
 def test_rows_are_told_once_their_stores_have_completed_behind_a_release(compiled):

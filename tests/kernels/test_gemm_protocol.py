@@ -32,7 +32,18 @@ TUNINGS = {
 ROWS = [0, 1, 257, 128]
 
 
-def launched(name, *, seed, k=320, text=TEXT, rows=ROWS, num_cut=0, slow_warp=None, **problem):
+def launched(
+    name,
+    *,
+    seed,
+    k=320,
+    text=TEXT,
+    rows=ROWS,
+    num_cut=0,
+    slow_warp=None,
+    stopped_at=None,
+    **problem,
+):
     """An engine that has run all tiles of one cluster."""
     asked = GemmProblem(
         n=512,
@@ -61,7 +72,8 @@ def launched(name, *, seed, k=320, text=TEXT, rows=ROWS, num_cut=0, slow_warp=No
         plan_tile_m=plan.tile_m,
         num_cut=num_cut,
     )
-    engine = Engine(plan, records, seed=seed, text=text, slow_warp=slow_warp)
+    way = {"slow_warp": slow_warp, "stopped_at": stopped_at}
+    engine = Engine(plan, records, seed=seed, text=text, **way)
     engine.run()
     return engine, layout
 
@@ -125,6 +137,15 @@ def test_rows_that_come_at_any_time_are_loaded_by_who_knows_that_they_came(name)
     expect_all(engine, layout)
     # Before they are loaded whoever loads them has heard of all.
     assert set().union(*engine.readable.values()) == set(range(layout.num_tiles))
+
+
+@pytest.mark.parametrize("name", TUNINGS)
+def test_no_tile_is_handed_out_once_the_abort_word_has_been_seen_and_all_warps_end(name):
+    engine, _ = launched(name, seed=8, wait=Granularity.tile, stopped_at=3)
+
+    # The look that finds it comes ahead of a claim, which is the last.
+    assert (engine.num_handed, engine.queue) == (3, 4)
+    assert engine.stored.items() < expected_blocks(engine).items()
 
 
 # Whoever tells of tiles that others store or send waits for nobody but them, and may be late:
@@ -219,8 +240,24 @@ FAULTS = {
         "take_record(place, shared, count + 1)  # of the tile before",
         "pass",
     ),
-    "nobody waits for rows": (
-        "late = _wait_for_rows(place, gates, first_row, valid, expert, m_tile)",
+    "a tile is claimed without a look at the abort word": (
+        "stop = load_relaxed(abort, Int32, Scope.sys)",
+        "stop = 0",
+    ),
+    "a tile is handed out though the abort word is raised": (
+        "more = more and cute.arch.vote_all_sync(stop == 0)",
+        "pass",
+    ),
+    "a tile is handed over before its rows have come": (
+        "late = _wait_for_rows(place, gates, first_row, valid, expert, m_tile, False)",
+        "late = 0",
+    ),
+    "who loads rows that another warp waited for does not fence": (
+        'cute.arch.fence_proxy("async.global")\n                waited',
+        "waited",
+    ),
+    "nobody in a cluster waits for rows": (
+        "late = _wait_for_rows(place, gates, first_row, valid, expert, m_tile, True)",
         "late = 0",
     ),
     "blocks are not told to be staged": (
@@ -238,3 +275,5 @@ def test_the_engine_notices(fault):
     with pytest.raises(AssertionError):  # noqa: PT012  whichever meets it first
         for seed, name in product(range(3), ("ping_pong", "cluster", "cooperative")):
             expect_all(*launched(name, seed=seed, text=wrong, wait=Granularity.tile))
+            stopped, _ = launched(name, seed=seed, text=wrong, wait=Granularity.tile, stopped_at=2)
+            assert stopped.num_handed == 2

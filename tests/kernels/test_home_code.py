@@ -10,6 +10,7 @@ import pytest
 
 from tests.kernels.sass import MachineCode, disassemble
 from tests.kernels.test_gemm_code import LAUNCH_REGISTERS
+from tests.kernels.waits import waits_in
 from tilepipe.config.choices import Copy, Granularity, Layout, Push, Roles, Walk
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.gemm.plan import GemmProblem, GemmTuning, plan_gemm
@@ -111,11 +112,27 @@ def test_stored_tiles_are_acquired_before_their_rows_are_read(compiled):
         "cp.async.bulk.shared::cluster.global" if by_bulk else "ld.global.L1::no_allocate"
     )
     acquire = compiled.ptx.rindex("fence.acq_rel.gpu", 0, read)
-    poll = compiled.ptx.rindex("ld.relaxed.gpu.global", 0, acquire)
+    (wait,) = (wait for wait in waits_in(compiled.ptx) if wait.scope == "gpu")
+    met = compiled.ptx.index("bar.warp.sync", wait.there)
 
-    assert poll < acquire < read
+    # Each lane what it has waited for, and all of them what any has.
+    assert wait.look < wait.poll < wait.fence < wait.there < met < acquire < read
     if by_bulk:
+        assert "fence.proxy.async.global" in compiled.ptx[wait.there : met]
         assert "fence.proxy.async.global" in compiled.ptx[acquire:read]
+
+
+def test_rows_at_home_are_acquired_before_they_are_summed(compiled):
+    ptx = compiled.ptx
+    waits = [wait for wait in waits_in(ptx) if wait.scope == "sys"]
+    sums = [match.start() for match in re.finditer(r"cp\.async\.cg\.shared\.global", ptx)]
+
+    # Of each reduction one wait ahead of its loop and one in it, for what is fetched behind both.
+    assert len(waits) == 2 * (1 if compiled.plan.stops_reducing else 2)
+    for ahead, inside in zip(waits[::2], waits[1::2], strict=True):
+        fetched = [place for place in sums if place > ahead.look]
+        assert ahead.fence < ahead.there < fetched[0] < inside.look
+        assert inside.there < next(place for place in sums if place > inside.look)
 
 
 def test_the_gemm_tells_of_tiles_behind_their_stores_for_its_own_device(compiled):

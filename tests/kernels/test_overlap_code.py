@@ -9,7 +9,14 @@ from dataclasses import dataclass
 import pytest
 
 from tests.kernels.sass import MachineCode, disassemble
-from tests.kernels.test_gemm_code import LAUNCH_REGISTERS
+from tests.kernels.test_gemm_code import (
+    LAUNCH_REGISTERS,
+    expect_abort_word_beside_claim,
+    expect_rows_acquired_ahead,
+    expect_rows_acquired_by_who_loads,
+    first_load,
+)
+from tests.kernels.waits import waits_in
 from tilepipe.config.choices import Copy, Granularity, Layout, Roles, StoreMode
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.gemm.plan import GemmProblem, GemmTuning, plan_gemm
@@ -93,18 +100,27 @@ def test_both_roles_have_a_register_for_every_value(compiled):
     assert (machine.frame_bytes, machine.num_registers) == (0, LAUNCH_REGISTERS)
 
 
-def test_rows_are_acquired_and_fenced_by_the_warp_that_issues_the_first_load_of_a_tile(compiled):
-    ptx = compiled.ptx
-    load = re.search(r"cp\.async\.bulk\.tensor\.\dd\.shared", ptx).start()
-    # Between the poll and the load nothing but the two fences orders: no other warp takes part.
-    # (That CTAs begin together is no part of it: that wait comes before.)
-    fence = ptx.rindex("fence.proxy.async.global", 0, load)
-    acquire = ptx.rindex("fence.acq_rel.sys", 0, fence)
-    poll = ptx.rindex("ld.relaxed.sys.global", 0, acquire)
+def test_rows_are_acquired_before_a_tile_is_handed_over_or_by_the_warp_that_loads_it(compiled):
+    if compiled.plan.gemm.waits_ahead:
+        expect_rows_acquired_ahead(compiled.ptx)
+    else:
+        expect_rows_acquired_by_who_loads(compiled.ptx)
 
-    assert poll < acquire < fence < load
-    assert "bar.sync" not in ptx[poll:load]
-    assert "mbarrier.arrive" not in ptx[poll:fence]
+
+def test_the_abort_word_is_looked_at_beside_a_claim_of_a_tile_and_ahead_of_it(compiled):
+    expect_abort_word_beside_claim(compiled.ptx, compiled.plan.gemm)
+
+
+def test_ctas_that_begin_together_have_acquired_what_they_waited_for(compiled):
+    together = [wait for wait in waits_in(compiled.ptx) if wait.look < first_load(compiled.ptx)]
+    alone = not compiled.plan.gemm.waits_ahead  # who loads waits, too
+
+    assert len(together) == compiled.plan.gates + alone
+    if compiled.plan.gates:
+        met = compiled.ptx.index("bar.sync", together[0].there)
+        assert (together[0].scope, met < first_load(compiled.ptx)) == ("sys", True)
+        # The barrier passes on what lanes have acquired; rows that are there cost no fence.
+        assert "fence" not in compiled.ptx[together[0].there : met]
 
 
 def test_rows_are_pushed_by_the_copy_that_was_chosen(compiled):

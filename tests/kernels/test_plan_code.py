@@ -57,8 +57,9 @@ def test_a_plan_passes_the_gate_before_it_reads_counts_or_homes(codes):
     plan, returns = (code.ptx for code in codes)
 
     # The exchange waits for 64-bit words of peers, a launch without one for 32-bit words.
-    assert "ld.relaxed.sys.global.b64" not in returns
-    assert plan.index("fence.acq_rel.sys") < plan.index("ld.relaxed.sys.global.b64")
+    for look in ("ld.acquire.sys.global.b64", "ld.relaxed.sys.global.b64"):
+        assert look not in returns
+        assert plan.index("fence.acq_rel.sys") < plan.index(look)
 
 
 def test_rows_are_written_sixteen_bytes_at_a_time(codes):

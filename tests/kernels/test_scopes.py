@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.kernels.waits import waits_in
 from tilepipe.config.choices import Copy, Granularity, HomeGranularity
 from tilepipe.kernels.compile import memory_instructions
 
@@ -16,6 +17,15 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 QUEUES = (128, 256, 384)  # bytes into a rank's words: send, push and reduce queue
 NAMES = ["open", "open_exchange", "open_preset", "open_exchange_preset"]
 NAMES += ["dispatch", "push", "combine", "reduce", "plan", "plan_returns"]
+# Scopes and bits of what a launch waits for; CTAs that plan together wait for 64-bit words.
+COUNTER, EXCHANGED, ROUND = ("sys", 32), ("sys", 64), ("gpu", 64)
+WAITS = {
+    **{name: {EXCHANGED if "exchange" in name else COUNTER} for name in NAMES[:4]},
+    **{name: {COUNTER} for name in ("dispatch", "push", "combine")},
+    "reduce": set(),
+    "plan": {EXCHANGED, ROUND},
+    "plan_returns": {COUNTER, ROUND},
+}
 
 
 @pytest.fixture(
@@ -52,14 +62,17 @@ def codes(request):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_whatever_orders_or_waits_does_so_for_all_peers(codes, name):
-    ordered = r"(ld\.relaxed|st\.relaxed|red\.relaxed|fence\.acq_rel)\S*"
+    ordered = r"(ld\.acquire|ld\.relaxed|st\.relaxed|red\.relaxed|fence\.acq_rel)\S*"
     found = re.findall(ordered, codes[name])
-    scopes = set(re.findall(r"(?:relaxed|acq_rel)\.(\w+)", codes[name]))
+    scopes = set(re.findall(r"(?:ld\.acquire|relaxed|acq_rel)\.(\w+)", codes[name]))
 
     assert bool(found) == (name != "reduce")  # all its rows are home
     # CTAs that plan one rank together wait for 64-bit words of their own.
     assert scopes <= ({"sys", "gpu"} if name.startswith("plan") else {"sys"})
-    assert not re.search(r"(ld|st|red)\.relaxed\.gpu\.\S*32", codes[name])
+    assert not re.search(r"(ld|st|red)\.(relaxed|acquire)\.gpu\.\S*32", codes[name])
+    # Who looks first, polls and fences does so in one scope.
+    waits = {(wait.scope, wait.width) for wait in waits_in(codes[name])}
+    assert waits == WAITS[name]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -67,15 +80,14 @@ def test_every_polling_loop_looks_at_the_abort_word_and_the_clock(codes, name):
     if name == "reduce":
         pytest.skip("waits for nothing")
     body = codes[name]
-    fences = [match.start() for match in re.finditer(r"fence\.acq_rel\.(?:sys|gpu)", body)]
-    waits = [
-        body[start:end]
-        for start, end in zip([0, *fences], fences, strict=False)
-        if len(re.findall(r"ld\.relaxed\.(?:sys|gpu)\.global\.b(?:32|64)", body[start:end])) >= 3
-    ]
+    waits = waits_in(body)
 
     assert waits, "no wait was found"
-    assert all("%globaltimer" in wait for wait in waits)
+    for wait in waits:
+        # Behind the first look, which acquires: one at the word and one at the abort word.
+        looks = r"ld\.relaxed\.(?:sys|gpu)\.global\.b(?:32|64)"
+        assert len(re.findall(looks, body[wait.look : wait.fence])) == 2
+        assert "%globaltimer" in body[wait.stop : wait.fence]
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in NAMES[4:8]])

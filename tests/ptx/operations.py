@@ -128,12 +128,12 @@ class Operations:
     def _load(self, parts: list[str], width: int, count: int) -> Callable[..., np.ndarray]:
         grid, races = self.grid, self.races
         if "global" in parts:
-            strong = bool(_STRONG & set(parts))
+            strong, acquires = bool(_STRONG & set(parts)), "acquire" in parts
 
             def load(lanes: np.ndarray, addresses: np.ndarray) -> np.ndarray:
                 values = grid.memory.load(addresses, width, count)
                 if races is not None:
-                    races.read(lanes, addresses, width * count, strong)
+                    races.read(lanes, addresses, width * count, strong, acquires)
                 return values
 
             return load

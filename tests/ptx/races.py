@@ -2,9 +2,10 @@
 
 Knows nothing of instructions. Two accesses of one word by two lanes, one of them a write and not
 both strong (relaxed at a scope, volatile), must be ordered: by `bar.sync`, `bar.warp.sync`, the
-end of a launch, or by a fence, a strong write, a strong read that has seen it, and a fence. What a
-run of one order of steps shows holds for all orders in which the same flags are seen, so a fence
-that is missing is found though the interpreter itself never reorders anything.
+end of a launch, or by a fence, a strong write, a strong read that has seen it, and, unless that
+read acquires, a fence. What a run of one order of steps shows holds for all orders in which the
+same flags are seen, so a fence that is missing is found though the interpreter itself never
+reorders anything.
 
 Bulk copies run in a proxy of their own: one reads what others have stored only behind a proxy
 fence of its lane, and what one has stored is known to whoever comes after its wait and, behind
@@ -123,6 +124,14 @@ class Races:
             lanes = lanes[told]
             self.seen[lanes] = np.maximum(self.seen[lanes], self._carried[rows[told]])
 
+    def acquire(self, lanes: np.ndarray, words: np.ndarray) -> None:
+        """Strong reads that know what they have seen without a fence behind them."""
+        rows = self._row_of[words[:, 0]]
+        told = rows >= 0
+        if told.any():
+            lanes = lanes[told]
+            self.clock[lanes] = np.maximum(self.clock[lanes], self._carried[rows[told]])
+
     def hush(self, words: np.ndarray) -> None:
         """Weak writes tell nothing."""
         rows = self._row_of[words]
@@ -183,10 +192,19 @@ class View:
 
     # Global memory.
 
-    def read(self, lanes: np.ndarray, addresses: np.ndarray, size: int, strong: bool) -> None:
+    def read(
+        self,
+        lanes: np.ndarray,
+        addresses: np.ndarray,
+        size: int,
+        strong: bool,
+        acquires: bool = False,
+    ) -> None:
         words, lanes = self._words(addresses, size), lanes + self._first
         self._note_read(self.races.shadow, lanes, words, strong)
-        if strong:
+        if acquires:
+            self.races.acquire(lanes, words)
+        elif strong:
             self.races.hear(lanes, words)
 
     def write(self, lanes: np.ndarray, addresses: np.ndarray, size: int, strong: bool) -> None:

@@ -8,7 +8,13 @@ torch = pytest.importorskip("torch")
 
 
 from tests.ptx.checked import drift  # noqa: E402
-from tests.ptx.faults import find, without  # noqa: E402
+from tests.ptx.faults import (  # noqa: E402
+    find,
+    looking_again,
+    looking_late,
+    without,
+    without_order,
+)
 from tests.ptx.group import program_of  # noqa: E402
 from tests.ptx.machine import Launch, Machine  # noqa: E402
 from tests.ptx.memory import Fault, Memory  # noqa: E402
@@ -21,10 +27,11 @@ from tilepipe.kernels.launcher import compile_launch, constants_of  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 RELEASE, PROXY = "fence.acq_rel", "fence.proxy.async"
+ACQUIRE = "ld.acquire"
 WARP, CTA = "bar.warp.sync", "bar.sync"
 ARRIVED = "cp.async.bulk.wait_group"
 RECORD = "st.relaxed.sys.global.b64"
-KINDS = (RELEASE, PROXY, WARP, CTA, ARRIVED)
+KINDS = (RELEASE, PROXY, ACQUIRE, WARP, CTA, ARRIVED)
 # launch, copy -> of each kind of instruction those, by number, without which nothing here is wrong
 NEEDLESS = {
     ("open_exchange", Copy.simt): {},
@@ -49,9 +56,9 @@ def program_in(case, name):
     return program_of(name, constants_of(name, group.settings, group.shape, group.knobs))
 
 
-def said_of(case, name, program):
+def said_of(case, name, program, *, num_seeds=3):
     """What is found in launches of which one has this code; nothing where all is well."""
-    for seed in range(3):
+    for seed in range(num_seeds):
         run, routings = run_of(
             case, tokens=[11, 10], seed=seed, races=True, apart=True, programs={name: program}
         )
@@ -73,16 +80,36 @@ def tells_of_giving_up(program, place):
 @pytest.mark.parametrize(
     ("name", "copy"), NEEDLESS, ids=lambda value: getattr(value, "name", value)
 )
-def test_every_fence_barrier_and_wait_of_a_launch_is_missed(name, copy):
+def test_every_fence_acquire_barrier_and_wait_of_a_launch_is_missed(name, copy):
     program = program_in(case_of(copy), name)
     missed = {}
     for kind in KINDS:
         for number, place in enumerate(find(program, kind)):
             if tells_of_giving_up(program, place) or number in NEEDLESS[name, copy].get(kind, ()):
                 continue
-            missed[kind, number] = said_of(case_of(copy), name, without(program, place))
+            faulty = (without_order if kind == ACQUIRE else without)(program, place)
+            missed[kind, number] = said_of(case_of(copy), name, faulty)
     assert len(missed) > 3
+    assert (ACQUIRE, 0) in missed
     assert [fault for fault, said in missed.items() if not said] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "copy"), NEEDLESS, ids=lambda value: getattr(value, "name", value)
+)
+def test_words_are_acquired_by_the_first_look_or_by_the_fence_behind_polls(name, copy):
+    """Dice decide which of them a run needs; here each stands alone."""
+    case = case_of(copy)
+    program = program_in(case, name)
+    looks, fences = find(program, ACQUIRE), find(program, RELEASE)
+    late, again = looking_late(program), looking_again(program)
+    assert looks
+    for sound in (late, again):
+        assert said_of(case, name, sound, num_seeds=1) == ""
+    for look in looks:
+        fence = next(place for place in fences if place > look)
+        assert "a race: " in said_of(case, name, without(late, fence))
+        assert "a race: " in said_of(case, name, without_order(again, look))
 
 
 def test_rows_that_other_lanes_have_acquired_are_not_this_lane_s_without_a_warp_barrier():
@@ -142,37 +169,115 @@ $end:
     ret;
 }
 """
+_POLL = "    ld.relaxed.sys.global.b32 %r4, [%rd2];\n"
+_FENCES = "    fence.acq_rel.sys;\n    fence.proxy.async.global;\n"
+# The same where looks acquire; and one that fences the proxy ahead of them.
+ACQUIRING = RELAY.replace(_POLL, _POLL.replace("relaxed", "acquire")).replace(
+    _FENCES, "    fence.proxy.async.global;\n"
+)
+TOO_EARLY = ACQUIRING.replace("    fence.proxy.async.global;\n", "").replace(
+    "$poll:\n", "    fence.proxy.async.global;\n$poll:\n"
+)
+# CTA 0 stores a word and raises a flag; CTA 1 waits for it and raises another; CTA 2 reads the word
+# once it has seen that one.
+CHAIN = """
+.visible .entry chain(.param .u64 chain_param_0, .param .u64 chain_param_1)
+.reqntid 32
+{
+    ld.param.b64 %rd1, [chain_param_0];
+    ld.param.b64 %rd2, [chain_param_1];
+    mov.b32 %r1, %ctaid.x;
+    mov.b32 %r2, %tid.x;
+    setp.ne.b32 %p1, %r2, 0;
+    @%p1 bra $end;
+    setp.eq.b32 %p2, %r1, 1;
+    @%p2 bra $second;
+    setp.eq.b32 %p3, %r1, 2;
+    @%p3 bra $third;
+    st.global.b32 [%rd1], 7;
+    fence.acq_rel.gpu;
+    st.relaxed.gpu.global.b32 [%rd2], 1;
+    bra $end;
+$second:
+    ld.acquire.gpu.global.b32 %r3, [%rd2];
+    setp.eq.b32 %p4, %r3, 0;
+    @%p4 bra $second;
+    fence.acq_rel.gpu;
+    st.relaxed.gpu.global.b32 [%rd2+4], 1;
+    bra $end;
+$third:
+    ld.acquire.gpu.global.b32 %r4, [%rd2+4];
+    setp.eq.b32 %p5, %r4, 0;
+    @%p5 bra $third;
+    ld.global.b32 %r5, [%rd1];
+    st.global.b32 [%rd1+16], %r5;
+$end:
+    ret;
+}
+"""
 
 
-def relayed(program):
-    words, flag = torch.zeros(8, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
-    named = {"words": words, "flag": flag}
+def relayed(program, num_ctas=2):
+    words, flags = torch.zeros(8, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    named = {"words": words, "flags": flags}
     memory = Memory({name: (one.data_ptr(), one.nbytes) for name, one in named.items()})
     launch = Launch(
         name="relay",
         program=program,
-        arguments=(words.data_ptr(), flag.data_ptr()),
-        num_ctas=2,
+        arguments=(words.data_ptr(), flags.data_ptr()),
+        num_ctas=num_ctas,
         shared_bytes=32,
     )
     Machine(memory, races=True).run([[launch]])
     return words[4].item()
 
 
+UNORDERED = "read by a bulk copy of lane 32 and was written by lane 0, which nothing"
+
+
 @pytest.mark.parametrize(
-    ("kind", "number", "said"),
+    ("text", "kind", "number", "said"),
     [
-        (RELEASE, 0, "read by a bulk copy of lane 32 and was written by lane 0, which nothing"),
-        (RELEASE, 1, "read by a bulk copy of lane 32 and was written by lane 0, which nothing"),
-        (PROXY, 0, "read by a bulk copy of lane 32 and was written by lane 0, which nothing"),
-        ("mbarrier.try_wait", 0, "shared memory is read that nobody has written"),
+        (RELAY, RELEASE, 0, UNORDERED),
+        (RELAY, RELEASE, 1, UNORDERED),
+        (RELAY, PROXY, 0, UNORDERED),
+        (RELAY, "mbarrier.try_wait", 0, "shared memory is read that nobody has written"),
+        (ACQUIRING, RELEASE, 0, UNORDERED),
+        (ACQUIRING, PROXY, 0, UNORDERED),
+        (ACQUIRING, ACQUIRE, 0, UNORDERED),
     ],
+    ids=lambda value: "" if isinstance(value, str) and "\n" in value else None,
 )
-def test_a_bulk_copy_reads_what_others_have_stored_only_behind_both_fences(kind, number, said):
-    program = parse(RELAY)
+def test_a_bulk_copy_reads_what_others_have_stored_only_behind_both_fences(
+    text, kind, number, said
+):
+    """Or behind a load that acquires and the fence of its proxy."""
+    program = parse(text)
     assert relayed(program) == 7
-    faulty = without(program, find(program, kind)[number])
+    place = find(program, kind)[number]
+    faulty = (without_order if kind == ACQUIRE else without)(program, place)
     if kind == "mbarrier.try_wait":
         faulty = without(faulty, *find(faulty, "bra")[-1:])
     with pytest.raises(Fault, match=said):
         relayed(faulty)
+
+
+def test_a_fence_of_the_proxy_ahead_of_an_acquiring_load_orders_no_bulk_copy_behind_it():
+    assert (TOO_EARLY.count(PROXY), ACQUIRING.count(RELEASE)) == (1, 1)
+    with pytest.raises(Fault, match=UNORDERED):
+        relayed(parse(TOO_EARLY))
+
+
+@pytest.mark.parametrize(("kind", "number"), [(RELEASE, 0), (RELEASE, 1), (ACQUIRE, 1)])
+def test_an_acquiring_load_passes_nothing_on_without_a_fence(kind, number):
+    program = parse(CHAIN)
+    assert relayed(program, num_ctas=3) == 7
+    place = find(program, kind)[number]
+    faulty = (without_order if kind == ACQUIRE else without)(program, place)
+    with pytest.raises(Fault, match=r"words\+0 is read by lane 64 and was written by lane 0"):
+        relayed(faulty, num_ctas=3)
+
+
+def test_a_fence_that_releases_acquires_what_a_relaxed_load_has_seen():
+    program = parse(CHAIN)
+    assert relayed(without_order(program, find(program, ACQUIRE)[0]), num_ctas=3) == 7

@@ -7,7 +7,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.kernels.plan_cases import PLAIN, draw, settings_of  # noqa: E402
-from tests.ptx.faults import find, without  # noqa: E402
+from tests.ptx.faults import (  # noqa: E402
+    find,
+    looking_again,
+    looking_late,
+    without,
+    without_order,
+)
 from tests.ptx.group import InterpretedGroup, program_of  # noqa: E402
 from tests.ptx.memory import Fault  # noqa: E402
 from tilepipe.config.choices import Granularity, HomeGranularity, Layout, Order  # noqa: E402
@@ -88,15 +94,15 @@ def test_the_plan_kernels_make_the_plan_that_numpy_makes_without_a_race(case):
             assert group.plan_differences(rank, returns_epoch=2 * launch + 2) == [], kind
 
 
-def test_every_fence_between_ctas_that_plan_together_is_missed():
+def test_every_acquire_and_fence_between_ctas_that_plan_together_is_missed():
     case = {**PLAIN, "num_ranks": 1, "tokens": 16, "kind": "uniform"}
     settings, shape = settings_of(case), Shape(max_tokens=16, num_tokens=16)
     team = {"num_ctas": 3, "num_threads": 32}
     program = program_of("plan", replace(plan_constants_of(settings, shape), **team))
-    fences = find(program, "fence.acq_rel.gpu")
+    fences, looks = (find(program, kind) for kind in ("fence.acq_rel.gpu", "ld.acquire.gpu"))
+    late, again = looking_late(program), looking_again(program)
 
-    assert len(fences) == 6
-    for fence in fences:
+    def plan_with(plan):
         group = InterpretedGroup(
             settings,
             shape,
@@ -104,9 +110,17 @@ def test_every_fence_between_ctas_that_plan_together_is_missed():
             races=True,
             plans_on_device=True,
             plan_changes=team,
-            programs={"plan": without(program, fence)},
+            programs={"plan": plan},
         )
         group.set_routing(draw(case, 1))
         group.open(exchange=True)
+        group.synchronize()
+
+    # Three releases, and the waits for them; who waits is late, or is not, where dice say so.
+    assert (len(fences), len(looks)) == (6, 3)
+    for sound in (program, late, again):
+        plan_with(sound)
+    faulty = [without(late, fence) for fence in fences]
+    for one in (*faulty, *(without_order(again, look) for look in looks)):
         with pytest.raises(Fault, match=r"a race: (scratch|counts) of rank 0"):
-            group.synchronize()
+            plan_with(one)

@@ -7,8 +7,8 @@ Contract, per function: who calls it, what must come before, what it orders.
 
 CuTe DSL 4.8.1 has two holes (sm_90a, 2026-11, PTX read): `cute.arch.load(sem="acquire")` and
 `cute.arch.store(sem="release")` are no compiler barriers, so plain accesses move across them.
-Hence: publishing is a fence followed by a relaxed access, and an acquire is followed by a warp
-barrier or a proxy fence, all of which the compiler does respect.
+Hence: publishing is a fence followed by a relaxed access, and an acquiring load is followed by an
+empty instruction that the compiler takes for one that may read and write anything.
 
 Memory model: PTX ISA, memory consistency model. `fence.acq_rel` then a relaxed write is a release
 pattern; it is cumulative, so rows written by other threads of a CTA are covered once a CTA barrier
@@ -20,6 +20,8 @@ from enum import Enum
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import dsl_user_op
 
 __all__ = [
     "POLLS_PER_LOOK",
@@ -87,6 +89,30 @@ def set_relaxed(word: cute.Pointer, value, scope: cutlass.Constexpr):
 def load_relaxed(word: cute.Pointer, dtype: cutlass.Constexpr, scope: cutlass.Constexpr):
     """A word as it is now; orders nothing."""
     return cute.arch.load(word, dtype, sem="relaxed", scope=scope.value)
+
+
+@cute.jit
+def _load_acquire(word: cute.Pointer, dtype: cutlass.Constexpr, scope: cutlass.Constexpr):
+    """A word as it is now, before all later reads of this thread."""
+    seen = cute.arch.load(word, dtype, sem="acquire", scope=scope.value)
+    _stay_behind()
+    return seen
+
+
+@dsl_user_op
+def _stay_behind(*, loc=None, ip=None) -> None:
+    """No instruction; the compiler moves no access of memory from behind it to before it."""
+    llvm.inline_asm(
+        None,
+        [],
+        "// acquired",
+        "~{memory}",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+        loc=loc,
+        ip=ip,
+    )
 
 
 @cute.jit
@@ -165,11 +191,12 @@ def wait_telling(
     """Poll until `word >= expected`; True once it is, False when aborted or after `limit_ns`; and
     whether the first look did not find it so.
 
-    Called by every thread that then reads or issues copies. Polls are relaxed (an acquire at sys
-    scope would invalidate L1 each time) and one fence at the end acquires. Nothing may be read
-    after False.
+    Called by every thread that then reads or issues copies. The first look acquires by itself: a
+    fence waits for all that the thread has under way. Polls are relaxed (an acquire at sys scope
+    would invalidate L1 each time) and one fence behind them acquires. Nothing may be read after
+    False.
     """
-    seen = load_relaxed(word, dtype, scope)
+    seen = _load_acquire(word, dtype, scope)
     late = seen < expected
     if late:
         begin = now_ns()
@@ -182,5 +209,7 @@ def wait_telling(
             if seen < expected:
                 stop = load_relaxed(abort, Int32, Scope.sys)
                 alive = stop == 0 and now_ns() - begin < limit_ns
-    acquire_fence(scope, async_reader)
+        acquire_fence(scope, False)
+    if cutlass.const_expr(async_reader):
+        cute.arch.fence_proxy("async.global")
     return seen >= expected, late

@@ -17,8 +17,11 @@ its neighbour a null tile: that CTA loads its half of B, multiplies and stores n
 blocks of 64 rows of which an expert has none loaded for cooperative warpgroups, or multiplied by
 them: up to half of a tile.
 
-Rows. Each CTA's producer waits for the rows of its own M tile, acquires and fences for itself. B is
-loaded by the same warp, so a CTA whose rows are late holds up its neighbour too.
+Rows. The warp that hands tiles out waits for a tile's rows and acquires them before it hands the
+record over, while the tile before is still loaded: looking at a flag takes the producer's time
+between two tiles otherwise. The record's barrier orders both before the producer, which fences the
+async proxy for itself. In a cluster each CTA's producer waits for the
+rows of its own M tile; since it loads B, too, a CTA whose rows are late holds up its neighbour.
 
 A wait for rows that reaches its limit leaves a record and raises the abort word; the CTA goes on
 with rows that are not there, publishes nothing from then on, and no further tile is handed out.
@@ -75,6 +78,7 @@ from tilepipe.kernels.gemm.roles import (
     Operands,
     Place,
     Shared,
+    late_of,
     read_record,
     take_record,
 )
@@ -89,7 +93,7 @@ from tilepipe.kernels.semaphore import (
     wait_telling,
 )
 from tilepipe.kernels.stamps import Event, lap
-from tilepipe.kernels.watchdog import abort_word, give_up
+from tilepipe.kernels.watchdog import give_up
 
 __all__ = [
     "NUM_THREADS",
@@ -116,11 +120,18 @@ def _hand_out(place: cutlass.Constexpr, shared: cutlass.Constexpr, num_clusters:
     words = address(place.table, place.rank, Slot.words)
     tiles = buffer(address(place.table, place.rank, plan.tiles_slot), Int32)
     num_tickets = buffer(words, Int32)[int(plan.tiles_word)] * plan.num_n_tiles
+    if cutlass.const_expr(plan.problem.wait is not None):
+        abort = element(address(place.table, place.rank, Slot.abort), Int32(0), Int32)
+    if cutlass.const_expr(plan.waits_ahead):
+        gates = _gates(place)
     count = Int32(0)
     more = Boolean(True)
     while more:
         if count > 0:
             place.wait(shared.taken + count % HANDED, (count - 1) // HANDED % 2, Item.taken)
+        if cutlass.const_expr(plan.problem.wait is not None):
+            # Beside the claim: what is looked at behind it comes a way to memory later.
+            stop = load_relaxed(abort, Int32, Scope.sys)
         ticket = Int32(0)
         if place.lane == 0:
             ticket = claim(word(words, Word.gemm_queue), Int32(1), Scope.gpu)
@@ -131,7 +142,7 @@ def _hand_out(place: cutlass.Constexpr, shared: cutlass.Constexpr, num_clusters:
             if place.lane == 0:
                 set_relaxed(word(words, Word.gemm_queue), Int32(0), Scope.gpu)
         if cutlass.const_expr(plan.problem.wait is not None):
-            more = more and cute.arch.vote_all_sync(abort_word(place.table, place.rank) == 0)
+            more = more and cute.arch.vote_all_sync(stop == 0)
         own = Int32(-1)  # the word of this lane; as `valid` it says that no tile is left
         if more:
             at = ticket // plan.num_n_tiles * RECORD_WORDS
@@ -143,6 +154,18 @@ def _hand_out(place: cutlass.Constexpr, shared: cutlass.Constexpr, num_clusters:
                 num_chunks=plan.num_chunks,
             )
             own = tiles[there.cluster_tile * RECORD_WORDS + place.lane % RECORD_WORDS]
+            if cutlass.const_expr(plan.waits_ahead):
+                first_row, valid, expert, m_tile = (
+                    cute.arch.shuffle_sync(own, int(number))
+                    for number in (
+                        *(TileWord.first_row, TileWord.valid),
+                        *(TileWord.expert, TileWord.m_tile),
+                    )
+                )
+                late = _wait_for_rows(place, gates, first_row, valid, expert, m_tile, False)
+                late = Int32(cute.arch.vote_any_sync(late > 0))
+                if place.lane % RECORD_WORDS == int(TileWord.late):
+                    own = late
             if place.lane % RECORD_WORDS == int(TileWord.n_tile):
                 own = there.n_tile
         slot = count % HANDED
@@ -172,11 +195,12 @@ def _wait_for_rows(
     valid: Int32,
     expert: Int32,
     m_tile: Int32,
+    loads: cutlass.Constexpr,  # whether this warp issues the loads of the rows, too
 ):
-    """Return once the rows of a tile are here, or the launch is given up; and 1 where this lane's
+    """Return once the rows of a tile are here, or the launch is given up; and 1 where some lane's
     first look did not find all.
 
-    Every lane waits and fences for itself: which one issues the loads is the hardware's choice.
+    Every lane acquires for itself: which one issues the loads is the hardware's choice.
     """
     table, rank, plan = place.table, place.rank, place.plan
     abort = element(gates[Slot.abort], Int32(0), Int32)
@@ -186,7 +210,7 @@ def _wait_for_rows(
         # Rows come from peers or this GPU, by bulk copies or stores: scope sys, read by TMA.
         for row in cutlass.range(first_row + place.lane, first_row + valid, LANES, unroll=1):
             flag = element(gates[Slot.row_flag], row, Int32)
-            came, waited = wait_telling(flag, epoch, abort, place.limit_ns, Scope.sys, True)
+            came, waited = wait_telling(flag, epoch, abort, place.limit_ns, Scope.sys, loads)
             late = late | Int32(waited)
             if not came:
                 seen = load_relaxed(flag, Int32, Scope.sys)
@@ -195,14 +219,15 @@ def _wait_for_rows(
                     *(row, expert, epoch, epoch, seen),
                 )
         cute.arch.sync_warp()
-        cute.arch.fence_proxy("async.global")
+        if cutlass.const_expr(loads):
+            cute.arch.fence_proxy("async.global")
     else:
         by_expert = plan.problem.wait is Granularity.expert
         counter = expert if by_expert else m_tile
         expected = buffer(gates[Slot.ready_expected], Int32)[counter]
         ready = element(gates[Slot.ready], counter, Int32)
         # Rows come from peers or this GPU, by bulk copies or stores: scope sys, read by TMA.
-        came, waited = wait_telling(ready, expected, abort, place.limit_ns, Scope.sys, True)
+        came, waited = wait_telling(ready, expected, abort, place.limit_ns, Scope.sys, loads)
         late = Int32(waited)
         if not came and place.lane == 0:
             seen = load_relaxed(ready, Int32, Scope.sys)
@@ -253,18 +278,28 @@ def _load(place: cutlass.Constexpr, shared: cutlass.Constexpr, operands: cutlass
         cpasync.fence_tma_desc_acquire(descriptor_pointer(operands.b_descriptor))
         generic = descriptor_pointer(operands.b_descriptor, cute.AddressSpace.generic)
         wide = {"tma_desc_ptr": generic}
-    if cutlass.const_expr(plan.problem.wait is not None):
+    waits_here = plan.problem.wait is not None and not plan.waits_ahead
+    if cutlass.const_expr(waits_here):
         gates = _gates(place)
     count, stage, phase = Int32(0), Int32(0), Int32(1)
     more = Boolean(True)
     while more:
         more, first_row, valid, expert, n_tile, m_tile, _ = read_record(place, shared, count)
         if more:
-            lap(place.tape, Event.stand)
+            if cutlass.const_expr(plan.waits_ahead):
+                # What the other warp has acquired is read by copies that lanes of this one issue.
+                cute.arch.fence_proxy("async.global")
+                waited = late_of(shared, count)
+                # Time in which its record did not come is a wait for rows where they were late.
+                if waited == 0:
+                    lap(place.tape, Event.stand)
+                lap(place.tape, Event.wait, m_tile, waited, valid)
+            else:
+                lap(place.tape, Event.stand)
             b_sides = _sides_of_b(plan, shared, operands, expert, n_tile)
-            if cutlass.const_expr(plan.problem.wait is not None):
+            if cutlass.const_expr(waits_here):
                 if valid > 0:
-                    late = _wait_for_rows(place, gates, first_row, valid, expert, m_tile)
+                    late = _wait_for_rows(place, gates, first_row, valid, expert, m_tile, True)
                     lap(place.tape, Event.wait, m_tile, late, valid)
             a_sides = _sides_of_a(plan, shared, operands, first_row)
             expected = Int32(b_bytes)

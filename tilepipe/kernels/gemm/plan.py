@@ -83,6 +83,14 @@ class KernelPlan:
             object.__setattr__(self, name, getattr(self.tuning, name))
 
     @property
+    def waits_ahead(self) -> bool:
+        """Whether rows are waited for by the warp that hands tiles out, not by the one that loads.
+
+        Not in clusters, where one warp hands out for all CTAs.
+        """
+        return self.problem.wait is not None and self.cluster_m == 1
+
+    @property
     def tiles_slot(self) -> Slot:
         """Where the records of the cluster tiles lie."""
         return Slot.second_tiles if self.problem.is_second else Slot.gemm_tiles

@@ -23,6 +23,7 @@ __all__ = [
     "Operands",
     "Place",
     "Shared",
+    "late_of",
     "read_record",
     "take_record",
 ]
@@ -103,6 +104,13 @@ def read_record(place: cutlass.Constexpr, shared: cutlass.Constexpr, count: Int3
         record[int(TileWord.m_tile)] + place.cta,
         record[int(TileWord.group_end)],
     )
+
+
+@cute.jit
+def late_of(shared: cutlass.Constexpr, count: Int32):
+    """1 where the rows of a tile whose record has come were not there at the first look."""
+    slot = shared.records + count % HANDED * RECORD_WORDS
+    return cute.make_tensor(slot, cute.make_layout(RECORD_WORDS))[int(TileWord.late)]
 
 
 @cute.jit

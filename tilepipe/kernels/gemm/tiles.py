@@ -32,7 +32,7 @@ class TileWord(IntEnum):
     """Words of the record of a cluster tile: up to `cluster_m` M tiles of one expert.
 
     Of a tile that is handed over inside a CTA the same, but for `n_tile` in place of
-    `group_place`.
+    `group_place`, and `late`.
     """
 
     first_row = 0
@@ -43,6 +43,7 @@ class TileWord(IntEnum):
     group_size = 4  # how many walk together
     m_tile = 5  # number of the first M tile, counted by the Plan
     group_end = 6  # row behind the last one of the expert
+    late = 7  # 1: its rows had to be waited for; only with KernelPlan.waits_ahead
 
 
 def pack_cluster_tiles(
