@@ -19,7 +19,7 @@ else, as they complete: all parts of a token but the last while others are multi
     GEMM -> combine, sent      max(gemm(S - c), linked / link) + what is then left to reduce
 
 Beside a GEMM each CTA is slower than alone, and the slower the more of them there are: memory that
-a GEMM leaves to them all is one more stretch of every row's way (`shared`; pushes of 2 to 12 CTAs
+a GEMM leaves to them all is one more stretch of every row's way (`shared`; pushes of 4 to 12 CTAs
 take as long as this says within 5 %).
 
 With switch a CTA that has sent all takes tiles of dispatch -> GEMM, so c costs the GEMM only as
