@@ -191,10 +191,10 @@ def wait_telling(
     """Poll until `word >= expected`; True once it is, False when aborted or after `limit_ns`; and
     whether the first look did not find it so.
 
-    Called by every thread that then reads or issues copies. The first look acquires by itself: a
-    fence waits for all that the thread has under way. Polls are relaxed (an acquire at sys scope
-    would invalidate L1 each time) and one fence behind them acquires. Nothing may be read after
-    False.
+    Called by every thread that then reads or issues copies, or that meets such threads at a barrier
+    (who copies then fences the async proxy for itself). The first look acquires by itself: a fence
+    waits for all that the thread has under way. Polls are relaxed (an acquire at sys scope would
+    invalidate L1 each time) and one fence behind them acquires. Nothing may be read after False.
     """
     seen = _load_acquire(word, dtype, scope)
     late = seen < expected

@@ -2,7 +2,8 @@
 
 Knows nothing of CuTe, torch and clocks. A lane is a warp of an SM, `SM.WARP`, or the SM alone where
 one warp of it has something to tell: warp 0 of a CTA that multiplies issues loads and waits for
-rows, warp 4 multiplies for its warpgroups, warps that move or reduce rows do so each for itself.
+rows, or for the warp that waits for them before it hands a tile out; warp 4 multiplies for its
+warpgroups, warps that move or reduce rows do so each for itself.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

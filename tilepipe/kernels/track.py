@@ -54,7 +54,7 @@ class Event(IntEnum):
     begin = 0  # nothing: its CTA has begun; item: number of the SM
     look = 1  # found out what to do next and where it lies
     send = 2  # moved rows; item: place in sending order, none: flags alone; part: place_in_order
-    wait = 3  # waited for a flag; item: what for; part: bits, see AT_HOME
+    wait = 3  # waited for a flag, or for the warp that does; item: what for; part: see AT_HOME
     load = 4  # issued the loads of an output tile; item: M tile; part: N tile
     stand = 5  # waited for warps of its own CTA
     tile = 6  # multiplied an output tile and stored or staged it; item: M tile; part: N tile

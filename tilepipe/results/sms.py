@@ -203,8 +203,8 @@ def _multiplying_ns(spans: Sequence[Span], *, tiles: bool) -> int:
 
 def tail_loss_ns(fused: Spans, beside: Spans) -> int:
     """GEMM -> combine: how much longer a launch goes on behind the last tile of all ranks than one
-    that reduces nothing and ends with its last push, or with its last tile where the GEMM sends;
-    0 where nothing is reduced."""
+    that reduces beside its tiles alone and ends with its last push, or with its last tile where the
+    GEMM sends; 0 where nothing is reduced."""
     if not any(span.kind is SpanKind.reduce for found in fused.values() for span in found):
         return 0
     return _behind_tiles_ns(fused) - _behind_tiles_ns(beside)

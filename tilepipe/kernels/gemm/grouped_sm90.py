@@ -20,8 +20,8 @@ them: up to half of a tile.
 Rows. The warp that hands tiles out waits for a tile's rows and acquires them before it hands the
 record over, while the tile before is still loaded: looking at a flag takes the producer's time
 between two tiles otherwise. The record's barrier orders both before the producer, which fences the
-async proxy for itself. In a cluster each CTA's producer waits for the
-rows of its own M tile; since it loads B, too, a CTA whose rows are late holds up its neighbour.
+async proxy for itself. In a cluster each CTA's producer waits for the rows of its own M tile; since
+it loads B, too, a CTA whose rows are late holds up its neighbour.
 
 A wait for rows that reaches its limit leaves a record and raises the abort word; the CTA goes on
 with rows that are not there, publishes nothing from then on, and no further tile is handed out.
@@ -197,7 +197,7 @@ def _wait_for_rows(
     m_tile: Int32,
     loads: cutlass.Constexpr,  # whether this warp issues the loads of the rows, too
 ):
-    """Return once the rows of a tile are here, or the launch is given up; and 1 where some lane's
+    """Return once the rows of a tile are here, or the launch is given up; and 1 where this lane's
     first look did not find all.
 
     Every lane acquires for itself: which one issues the loads is the hardware's choice.

@@ -3,9 +3,10 @@
 Knows nothing of plans, of torch and of who has opened the launch.
 
 Roles go by cluster. Clusters of a rank are dealt in turn, the first of them communicate: their
-warps claim rows in plan order and push them. The others are the persistent grouped GEMM, whose
-producer warp waits for the rows of a tile, acquires them and fences the async proxy before it
-issues the tile's first load. Nobody who pushes ever waits for a peer, so rows always come.
+warps claim rows in plan order and push them. The others are the persistent grouped GEMM: the warp
+that hands out a tile, in clusters the one that loads it, waits for the tile's rows and acquires
+them, and the one that loads fences the async proxy before the tile's first load. Nobody who pushes
+ever waits for a peer, so rows always come.
 
 Roles.switch: a communication CTA whose sends are out takes tiles like the others. Shared memory is
 the same for both lives: stages of communication lie where operands will. Sends are out once their
@@ -96,8 +97,8 @@ def _begin_together(place: cutlass.Constexpr, sending: cute.Pointer):
     """Wait for the rows of all tiles that the GEMM begins with. Called by all threads of a CTA.
 
     CTAs that share operands of an expert stay side by side as they began: what one has loaded lies
-    in L2 for the next. Whoever issues loads still waits for its own tile. Rows are looked for where
-    they are sent, so that a launch whose rows go elsewhere begins like one that reads them.
+    in L2 for the next. Every tile's rows are still waited for. Rows are looked for where they are
+    sent, so that a launch whose rows go elsewhere begins like one that reads them.
     """
     table, rank = place.table, place.rank
     if place.warp == 0:
