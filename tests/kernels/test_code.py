@@ -50,8 +50,8 @@ BULK = {
     "copy": [Copy.tma],
     "paced": [False, True],
     "hidden": [2880, 7168, 14_336],
-    "num_warps": [1, 2, 4, 8],
-    "num_stages": [1, 2, 3, 6, 14],
+    "num_warps": [1, 4, 8],
+    "num_stages": [1, 3, 6, 14],
     "stage_bytes": [STAGE_BYTES, 2048],
     "flag_batch": [1, 4, 32],
 }
@@ -59,7 +59,7 @@ BULK = {
 BULK_HOME = {
     **BULK,
     "hidden": [2880, 14_336],
-    "num_warps": [2, 4],
+    "num_warps": [2, 8],
     "num_stages": [1, 3, 6],
     "stage_bytes": [STAGE_BYTES],
     "flag_batch": [1, 4],
@@ -78,7 +78,7 @@ AXES = {
     "push": [{**GROUP, **SIMT, **HOME}, BULK_HOME],
     "combine": [{**GROUP, **SIMT, **HOME, **SUM}, {**BULK_HOME, "num_topk": [1, 8]}],
     # What it sums is summed by combine too.
-    "reduce": [{"hidden": [2880, 14_336], **SUM}],
+    "reduce": [{"hidden": [2880, 14_336], "num_topk": [1, 2, 8]}],
 }
 FLAG_STORE = "st.relaxed.sys.global.b32"
 

@@ -95,7 +95,7 @@ def test_every_fence_acquire_barrier_and_wait_of_a_launch_is_missed(name, copy):
 
 
 @pytest.mark.parametrize(
-    ("name", "copy"), NEEDLESS, ids=lambda value: getattr(value, "name", value)
+    ("name", "copy"), [("open_exchange", Copy.simt), ("dispatch", Copy.tma), ("combine", Copy.simt)]
 )
 def test_words_are_acquired_by_the_first_look_or_by_the_fence_behind_polls(name, copy):
     """Dice decide which of them a run needs; here each stands alone."""
