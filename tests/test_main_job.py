@@ -110,9 +110,8 @@ def test_every_law_meets_ranks(tmp_path):
     )
 
     assert done.returncode == 0, done.stderr
-    assert sorted(
-        row["law"] for row in summary(tmp_path, "laws") if row["contender"] == "fused"
-    ) == (sorted(laws))
+    found = [row["law"] for row in summary(tmp_path, "laws") if row["contender"] == "fused"]
+    assert sorted(found) == sorted(laws)
 
 
 def write_trace(path, num_tokens, num_experts, num_topk):

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.ptx.parse import Program
 
-__all__ = ["find", "looking_again", "looking_late", "without", "without_order"]
+__all__ = ["find", "looking_again", "looking_late", "spoiled", "without", "without_order"]
 
 
 def find(program: Program, opcode: str) -> list[int]:
@@ -22,6 +22,12 @@ def without(program: Program, *places: int) -> Program:
     """A program that does nothing where these instructions stood."""
     nothing = {"opcode": "nop", "operands": (), "guard": None}
     return _changed(program, dict.fromkeys(places, nothing))
+
+
+def spoiled(program: Program, place: int) -> Program:
+    """A program without this instruction; of an acquiring load, without its order alone."""
+    acquires = program.instructions[place].opcode.startswith("ld.acquire")
+    return (without_order if acquires else without)(program, place)
 
 
 def without_order(program: Program, place: int) -> Program:

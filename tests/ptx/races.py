@@ -117,20 +117,13 @@ class Races:
             else:
                 self._carried[row] = self.released[lane]
 
-    def hear(self, lanes: np.ndarray, words: np.ndarray) -> None:
+    def hear(self, lanes: np.ndarray, words: np.ndarray, *, acquires: bool) -> None:
+        """Strong reads: who `acquires` knows what it has seen without a fence behind."""
         rows = self._row_of[words[:, 0]]
         told = rows >= 0
         if told.any():
-            lanes = lanes[told]
-            self.seen[lanes] = np.maximum(self.seen[lanes], self._carried[rows[told]])
-
-    def acquire(self, lanes: np.ndarray, words: np.ndarray) -> None:
-        """Strong reads that know what they have seen without a fence behind them."""
-        rows = self._row_of[words[:, 0]]
-        told = rows >= 0
-        if told.any():
-            lanes = lanes[told]
-            self.clock[lanes] = np.maximum(self.clock[lanes], self._carried[rows[told]])
+            lanes, known = lanes[told], self.clock if acquires else self.seen
+            known[lanes] = np.maximum(known[lanes], self._carried[rows[told]])
 
     def hush(self, words: np.ndarray) -> None:
         """Weak writes tell nothing."""
@@ -202,10 +195,8 @@ class View:
     ) -> None:
         words, lanes = self._words(addresses, size), lanes + self._first
         self._note_read(self.races.shadow, lanes, words, strong)
-        if acquires:
-            self.races.acquire(lanes, words)
-        elif strong:
-            self.races.hear(lanes, words)
+        if strong:
+            self.races.hear(lanes, words, acquires=acquires)
 
     def write(self, lanes: np.ndarray, addresses: np.ndarray, size: int, strong: bool) -> None:
         words, lanes = self._words(addresses, size), lanes + self._first

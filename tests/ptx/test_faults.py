@@ -12,6 +12,7 @@ from tests.ptx.faults import (  # noqa: E402
     find,
     looking_again,
     looking_late,
+    spoiled,
     without,
     without_order,
 )
@@ -87,8 +88,7 @@ def test_every_fence_acquire_barrier_and_wait_of_a_launch_is_missed(name, copy):
         for number, place in enumerate(find(program, kind)):
             if tells_of_giving_up(program, place) or number in NEEDLESS[name, copy].get(kind, ()):
                 continue
-            faulty = (without_order if kind == ACQUIRE else without)(program, place)
-            missed[kind, number] = said_of(case_of(copy), name, faulty)
+            missed[kind, number] = said_of(case_of(copy), name, spoiled(program, place))
     assert len(missed) > 3
     assert (ACQUIRE, 0) in missed
     assert [fault for fault, said in missed.items() if not said] == []
@@ -254,8 +254,7 @@ def test_a_bulk_copy_reads_what_others_have_stored_only_behind_both_fences(
     """Or behind a load that acquires and the fence of its proxy."""
     program = parse(text)
     assert relayed(program) == 7
-    place = find(program, kind)[number]
-    faulty = (without_order if kind == ACQUIRE else without)(program, place)
+    faulty = spoiled(program, find(program, kind)[number])
     if kind == "mbarrier.try_wait":
         faulty = without(faulty, *find(faulty, "bra")[-1:])
     with pytest.raises(Fault, match=said):
@@ -272,8 +271,7 @@ def test_a_fence_of_the_proxy_ahead_of_an_acquiring_load_orders_no_bulk_copy_beh
 def test_an_acquiring_load_passes_nothing_on_without_a_fence(kind, number):
     program = parse(CHAIN)
     assert relayed(program, num_ctas=3) == 7
-    place = find(program, kind)[number]
-    faulty = (without_order if kind == ACQUIRE else without)(program, place)
+    faulty = spoiled(program, find(program, kind)[number])
     with pytest.raises(Fault, match=r"words\+0 is read by lane 64 and was written by lane 0"):
         relayed(faulty, num_ctas=3)
 

@@ -67,7 +67,7 @@ def _loads_ahead(constants: Constants) -> int:
     return constants.num_stages - _stores_behind(constants) + 1
 
 
-def rows_of_claim(edge: Edge) -> int:
+def _rows_of_claim(edge: Edge) -> int:
     """Rows that a warp claims at a time. Of those that open a launch, for which every CTA waits,
     one: then all warps of all CTAs share them."""
     return 1 if edge is Edge.opening else CLAIM_ROWS
@@ -104,7 +104,7 @@ def move_rows(
     stages, pieces, piece_bytes = constants.num_stages, constants.num_pieces, constants.piece_bytes
     last_bytes = constants.row_bytes - (pieces - 1) * piece_bytes
     behind, ahead, batch = _stores_behind(constants), _loads_ahead(constants), batch_of(constants)
-    of_claim = rows_of_claim(edge)
+    of_claim = _rows_of_claim(edge)
     num_claims = LANES // of_claim
     words = buffer(address(table, rank, Slot.words), Int32)
     count = words[int(count_of(edge))]
@@ -271,7 +271,7 @@ def _claim_rows(edge: cutlass.Constexpr, table: cute.Pointer, rank: Int32, lane:
     place = Int32(0)
     if lane == 0:
         queue = word(address(table, rank, Slot.words), queue_of(edge))
-        place = claim(queue, Int32(rows_of_claim(edge)), Scope.gpu)
+        place = claim(queue, Int32(_rows_of_claim(edge)), Scope.gpu)
     return place
 
 

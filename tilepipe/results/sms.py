@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
 from tilepipe.records import Interval, Span, SpanKind, SpanRole
-from tilepipe.results.spans import LaneTimes, lane_times
+from tilepipe.results.spans import LaneTimes, Spans, lane_times
 
 __all__ = [
     "Agreement",
@@ -43,6 +43,8 @@ _RANK = {
         )
     )
 }
+# Kinds whose last span ends what a launch is for.
+_WORK = (SpanKind.tile, SpanKind.send, SpanKind.reduce)
 
 
 def sm_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
@@ -86,12 +88,6 @@ def _piece(span: Span, start_ns: int, end_ns: int, lane: str) -> Span:
     late = span.lateness_ns
     late = None if late is None else min(late, end_ns - start_ns)
     return replace(span, lane=lane, start_ns=start_ns, end_ns=end_ns, lateness_ns=late)
-
-
-# Kinds whose last span ends what a launch is for.
-_WORK = (SpanKind.tile, SpanKind.send, SpanKind.reduce)
-
-Spans = Mapping[int, Sequence[Span]]  # by rank
 
 
 @dataclass(frozen=True, kw_only=True)

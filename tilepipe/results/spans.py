@@ -19,6 +19,7 @@ __all__ = [
     "STAMPED_TERM",
     "STAMPED_WINDOW",
     "LaneTimes",
+    "Spans",
     "by_lane",
     "lane_times",
     "longest_waits",

@@ -127,25 +127,25 @@ def told(taken: Taken) -> Recorded:
         ]
         for contender, runs in nearest.items()
     }
-    losses = [loss(*spans) for spans in zip(read[FUSED], read[BESIDE], strict=True)]
-    spans = read[FUSED][0]
+    losses = [loss(*pair) for pair in zip(read[FUSED], read[BESIDE], strict=True)]
     counts = {
-        "unstamped_ns": int(integer_median(np.array(taken.unstamped_ns))),
-        "stamped_ns": _median_ns(taken.runs[FUSED]),
+        "unstamped_ns": _median(taken.unstamped_ns),
+        "stamped_ns": _median([run.stage_ns for run in taken.runs[FUSED]]),
         "recorded_ns": nearest[FUSED][0].stage_ns,
-        f"stamped_{term}_ns": int(integer_median(np.array([alone(s) for s in read[FUSED]]))),
-        f"stamped_{term}_loss_ns": int(integer_median(np.array(losses))),
+        f"stamped_{term}_ns": _median([alone(spans) for spans in read[FUSED]]),
+        f"stamped_{term}_loss_ns": _median(losses),
     }
+    spans = read[FUSED][0]
     return Recorded(spans=spans, counts={rank: dict(counts) for rank in spans})
 
 
-def _median_ns(runs: Sequence[_Run]) -> int:
-    return int(integer_median(np.array([run.stage_ns for run in runs])))
+def _median(values: Sequence[int]) -> int:
+    return int(integer_median(np.array(values)))
 
 
 def _nearest(runs: Sequence[_Run]) -> list[_Run]:
     """Those whose times are nearest to the median, the nearest first."""
-    middle = _median_ns(runs)
+    middle = _median([run.stage_ns for run in runs])
     return sorted(runs, key=lambda run: abs(run.stage_ns - middle))[:_NUM_READ]
 
 

@@ -121,9 +121,8 @@ def _hand_out(place: cutlass.Constexpr, shared: cutlass.Constexpr, num_clusters:
     tiles = buffer(address(place.table, place.rank, plan.tiles_slot), Int32)
     num_tickets = buffer(words, Int32)[int(plan.tiles_word)] * plan.num_n_tiles
     if cutlass.const_expr(plan.problem.wait is not None):
-        abort = element(address(place.table, place.rank, Slot.abort), Int32(0), Int32)
-    if cutlass.const_expr(plan.waits_ahead):
         gates = _gates(place)
+        abort = element(gates[Slot.abort], Int32(0), Int32)
     count = Int32(0)
     more = Boolean(True)
     while more:
@@ -158,8 +157,10 @@ def _hand_out(place: cutlass.Constexpr, shared: cutlass.Constexpr, num_clusters:
                 first_row, valid, expert, m_tile = (
                     cute.arch.shuffle_sync(own, int(number))
                     for number in (
-                        *(TileWord.first_row, TileWord.valid),
-                        *(TileWord.expert, TileWord.m_tile),
+                        TileWord.first_row,
+                        TileWord.valid,
+                        TileWord.expert,
+                        TileWord.m_tile,
                     )
                 )
                 late = _wait_for_rows(place, gates, first_row, valid, expert, m_tile, False)
