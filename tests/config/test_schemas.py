@@ -16,8 +16,21 @@ from tilepipe.config.schemas import DispatchGemmKernel, config_from_dict
 REFUSED = [
     ("kernel.tile_m=24", "kernel.tile_m=24: must be a multiple of 16 in 16..1024"),
     ("kernel.tile_n=0", "kernel.tile_n=0: must be a multiple of 16 in 16..1024"),
-    ("kernel.num_comm_ctas=0", "kernel.num_comm_ctas=0: must be 1 or more, auto, or null"),
-    ("kernel.num_comm_ctas=many", "kernel.num_comm_ctas=many: must be 1 or more, auto, or null"),
+    (
+        "kernel=dispatch kernel.num_comm_ctas=0",
+        "kernel.num_comm_ctas=0: must be 1 or more, auto, or null",
+    ),
+    ("kernel.num_comm_ctas=-1", "kernel.num_comm_ctas=-1: must be 0 or more, auto, or null"),
+    ("kernel.num_comm_ctas=many", "kernel.num_comm_ctas=many: must be 0 or more, auto, or null"),
+    (
+        "hardware=h200_x1 kernel=dispatch_gemm kernel.roles=beside",
+        "kernel.num_comm_ctas=12: with kernel.roles=beside every CTA multiplies and none "
+        "communicates alone; type kernel.num_comm_ctas=0, or leave kernel.roles out",
+    ),
+    (
+        "hardware=h200_x1 kernel=dispatch_gemm kernel.roles=switch kernel.num_comm_ctas=0",
+        "kernel.num_comm_ctas=0: 0 is for kernel.roles=beside alone; use 1 or more",
+    ),
     ("kernel.num_comm_warps=33", "kernel.num_comm_warps=33: must be in 1..32, or null"),
     ("kernel.num_loads=0", "kernel.num_loads=0: must be in 1..16, or null"),
     ("kernel.num_loads=17", "kernel.num_loads=17: must be in 1..16, or null"),

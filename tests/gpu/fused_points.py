@@ -35,6 +35,7 @@ CASES = {
     "out_expert_hot": (
         *(*_OUT, "kernel.granularity=expert", "kernel.order=edf_list", "routing=hot_rank"),
     ),
+    "out_beside": (*_OUT, "kernel.num_comm_ctas=0", "routing=ragged"),
     "out_bulk_packed": (*_OUT, _BULK, "kernel.layout=packed", "routing=all_remote"),
     "home_plain": (*_HOME,),
     "home_bulk_token": (*_HOME, _BULK, "kernel.granularity=token", "routing=masked"),

@@ -22,6 +22,7 @@ OUT_CASES = {
     "out_tma": {},
     "out_simt": {"copy": Copy.simt},
     "out_together": {"roles": Roles.switch, "opens": True, "gates": True},
+    "out_beside": {"roles": Roles.beside, "opens": True, "gates": True},
     "out_token": {"granularity": Granularity.token, "layout": Layout.packed},
     "out_cluster": {
         "tuning": GemmTuning(cluster_m=2),

@@ -56,6 +56,18 @@ ALONE = [
     {"opens": True, "gates": True, "roles": Roles.switch},
     {"opens": True, "gates": True, "num_ranks": 4, "tuning": GemmTuning(cluster_m=2)},
     {"gates": True, "order": Order.random},
+    {"roles": Roles.beside},
+    {"roles": Roles.beside, "opens": True, "gates": True},
+    # Rows of the first tiles are among the last that are sent, on some rank or on all.
+    {"roles": Roles.beside, "gates": True, "order": Order.random},
+    {"roles": Roles.beside, "opens": True, "gates": True, "order": Order.random, "num_ranks": 8},
+    {"roles": Roles.beside, "copy": Copy.simt, "tuning": GemmTuning(cluster_m=2), "num_ranks": 2},
+    {"roles": Roles.beside, "hidden": 7176, "n": 264, "opens": True, "gates": True},
+    {
+        "roles": Roles.beside,
+        "tuning": GemmTuning(consumers=Consumers.ping_pong, tile_n=192),
+        "layout": Layout.packed,
+    },
 ]
 AXES = {
     "num_ranks": [1, 2, 4, 8],
@@ -121,9 +133,13 @@ def test_rows_and_products_are_right_launch_after_launch(case):
 
 
 @pytest.mark.parametrize("granularity", list(Granularity))
-@pytest.mark.parametrize("copy", list(Copy))
-def test_products_wait_for_rows_that_come_late(copy, granularity):
-    chosen = Chosen(copy=copy, granularity=granularity, **SLOW)
+@pytest.mark.parametrize(
+    "how",
+    [*({"copy": copy} for copy in Copy), {"roles": Roles.beside, "opens": True, "gates": True}],
+    ids=name_of,
+)
+def test_products_wait_for_rows_that_come_late(how, granularity):
+    chosen = Chosen(granularity=granularity, **how, **SLOW)
     (routing,) = routings_of(chosen, count=1)
     fused = FusedCase(chosen, [routing])
 
@@ -132,9 +148,10 @@ def test_products_wait_for_rows_that_come_late(copy, granularity):
     assert fused.run() == []
 
 
+@pytest.mark.parametrize("roles", [Roles.fixed, Roles.beside])
 @pytest.mark.parametrize("order", [Order.edf, Order.random])
-def test_without_waits_products_are_of_rows_that_had_not_come(order):
-    chosen = Chosen(order=order, **SLOW)
+def test_without_waits_products_are_of_rows_that_had_not_come(order, roles):
+    chosen = Chosen(order=order, roles=roles, **SLOW)
     (routing,) = routings_of(chosen, count=1)
     fused = FusedCase(chosen, [routing], wait=False)
 

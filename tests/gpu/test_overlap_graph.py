@@ -18,6 +18,7 @@ OUT_CASES = [
     {"num_ranks": 4},
     {"num_ranks": 2, "copy": Copy.simt, "granularity": Granularity.token},
     {"num_ranks": 4, "roles": Roles.switch, "opens": True, "gates": True},
+    {"num_ranks": 2, "roles": Roles.beside, "opens": True, "gates": True},
     {"granularity": Granularity.expert, "layout": Layout.packed, "copy": Copy.simt},
 ]
 HOME_CASES = [

@@ -50,6 +50,7 @@ DISPATCHING = [
     TOGETHER,
     {**TOGETHER, "copy": Copy.simt, "num_ranks": 4},
     {"granularity": Granularity.token, "roles": Roles.switch},
+    {**TOGETHER, "roles": Roles.beside, "num_ranks": 2},
     {"granularity": Granularity.expert, "layout": Layout.packed},
     {"tuning": GemmTuning(cluster_m=2), "num_ranks": 2},
     {"tuning": GemmTuning(consumers=Consumers.ping_pong, tile_n=128), "layout": Layout.packed},

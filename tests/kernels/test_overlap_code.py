@@ -19,6 +19,7 @@ from tests.kernels.test_gemm_code import (
 from tests.kernels.waits import waits_in
 from tilepipe.config.choices import Copy, Granularity, Layout, Roles, StoreMode
 from tilepipe.kernels.constants import Constants
+from tilepipe.kernels.gemm.choices import Consumers
 from tilepipe.kernels.gemm.plan import GemmProblem, GemmTuning, plan_gemm
 from tilepipe.kernels.overlap.plan import OverlapPlan, gemm_bytes
 
@@ -35,6 +36,12 @@ PLANS = {
     "tma_together": (
         *(Copy.tma, Roles.switch, 8, Granularity.tile, Layout.padded),
         GemmTuning(cluster_m=2),
+    ),
+    "tma_beside": (*(Copy.tma, Roles.beside, 1, Granularity.tile, Layout.padded), GemmTuning()),
+    "simt_beside": (
+        *(Copy.simt, Roles.beside, 8, Granularity.token, Layout.packed),
+        # Sums take all registers that a thread has for them.
+        GemmTuning(consumers=Consumers.ping_pong, tile_n=192),
     ),
     "tma_direct": (
         *(Copy.tma, Roles.switch, 2, Granularity.expert, Layout.packed),
@@ -141,7 +148,7 @@ def test_products_are_pipelined_as_in_the_gemm_alone(compiled):
 
     assert waits == ["1", "0"]
     assert compiled.count("WARPGROUP.DEPBAR") == 2
-    assert compiled.count("HGMMA") == 8
+    assert compiled.count("HGMMA") == 8 * compiled.plan.gemm.blocks_per_group
 
 
 def test_stages_of_communication_lie_where_operands_will_and_barriers_behind_both(compiled):

@@ -102,10 +102,11 @@ class StoreMode(Enum):
 
 
 class Roles(Enum):
-    """Whether a CTA of a fused launch does one thing or two."""
+    """Whether a CTA of a fused launch does one thing or two, in turn or at once."""
 
     fixed = "fixed"  # a CTA communicates, or multiplies, to the end
     switch = "switch"  # all CTAs send the first rows; who has no more to do joins the others
+    beside = "beside"  # all CTAs multiply; a warp of each that the GEMM leaves idle communicates
 
 
 class Push(Enum):

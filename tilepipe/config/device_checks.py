@@ -3,7 +3,7 @@
 Knows nothing of Hydra, torch or which GPU is present.
 """
 
-from tilepipe.config.choices import Copy, Fabric, Operation, Order, Planner
+from tilepipe.config.choices import Copy, Fabric, Operation, Order, Planner, Roles
 from tilepipe.config.limits import (
     ELEM_BYTES,
     FUSED_WARPS,
@@ -37,7 +37,7 @@ def check_kernels(config: Config) -> None:
     require(num_topk <= MAX_TOPK, "workload.num_topk", num_topk, allowed)
     if isinstance(kernel, FusedKernel):
         _check_fused(kernel)
-    if kernel.num_comm_ctas == "auto":
+    if kernel.num_comm_ctas == "auto" and getattr(kernel, "roles", None) is not Roles.beside:
         _check_auto(config, kernel)
     if config.operation is Operation.combine:
         warps, most = kernel.num_comm_warps, max_combine_warps(num_topk)
@@ -89,6 +89,15 @@ def _check_fused(kernel: FusedKernel) -> None:
     require(warps is None or warps <= FUSED_WARPS, "kernel.num_comm_warps", warps, allowed)
     allowed = "the tiles of the GEMM are planned by NumPy; leave the key out"
     require(kernel.planner is Planner.numpy, "kernel.planner", kernel.planner, allowed)
+    ctas, beside = kernel.num_comm_ctas, kernel.roles is Roles.beside
+    allowed = "0 is for kernel.roles=beside alone; use 1 or more, or leave kernel.roles out"
+    if beside:
+        allowed = (
+            "with kernel.roles=beside every CTA multiplies and none communicates alone; type "
+            "kernel.num_comm_ctas=0, or leave kernel.roles out"
+        )
+    fits = not isinstance(ctas, int) or (ctas == 0) == beside
+    require(fits, "kernel.num_comm_ctas", ctas, allowed)
     if isinstance(kernel, GemmCombineKernel):
         allowed = "rows go home as the GEMM stores them; leave the key out"
         require(kernel.order is Order.edf, "kernel.order", kernel.order, allowed)

@@ -73,8 +73,10 @@ class CommunicationKernel(_GemmTiles):
     def __post_init__(self) -> None:
         super().__post_init__()
         ctas, factor = self.num_comm_ctas, self.capacity_factor
-        counted = ctas is None or ctas == "auto" or (type(ctas) is int and ctas >= 1)
-        require(counted, "kernel.num_comm_ctas", ctas, "must be 1 or more, auto, or null")
+        least = 0 if isinstance(self, FusedKernel) else 1  # roles=beside needs none
+        counted = ctas is None or ctas == "auto" or (type(ctas) is int and ctas >= least)
+        allowed = f"must be {least} or more, auto, or null"
+        require(counted, "kernel.num_comm_ctas", ctas, allowed)
         most = {"num_comm_warps": 32, "num_loads": 16, "num_stages": 14, "flag_batch": 32}
         for key, largest in most.items():
             count = getattr(self, key)

@@ -69,7 +69,7 @@ def register(scratch: Path | None = None) -> None:
     store.store(group="hardware", name="auto", node={"defaults": [detect.hardware_option()]})
     for resolver in (
         *(axis, by_copy, by_device, by_gpus, by_granularity, link_chunks),
-        *(num_tokens, operation, token_axis),
+        *(num_tokens, operation, roles, token_axis),
     ):
         OmegaConf.register_new_resolver(f"tilepipe.{resolver.__name__}", resolver, replace=True)
     OmegaConf.register_new_resolver("tilepipe.scratch", lambda: str(scratch), replace=True)
@@ -121,6 +121,11 @@ def operation(kernel: DictConfig) -> str:
     schema = OmegaConf.get_type(kernel)
     own = [choice.name for choice, known in schemas.KERNELS.items() if known is schema]
     return own[0] if own else str(kernel.operation)
+
+
+def roles(hardware: str, num_comm_ctas: Any) -> str | None:
+    """What CTAs of a fused launch do where so many communicate; null on the host, which has none."""
+    return by_device(hardware, "beside" if num_comm_ctas == 0 else "switch", None)
 
 
 def num_tokens(routing: Any, count: int) -> int | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tilepipe.config.choices import Copy, Fabric, Operation
+from tilepipe.config.choices import Copy, Fabric, Operation, Roles
 from tilepipe.config.schemas import Config, FusedKernel, HomeKernel
 from tilepipe.experiments.setting import placed_routing, plan_settings
 from tilepipe.kernels.gemm.defaults import tuning_of_tile
@@ -53,6 +53,8 @@ def with_comm_ctas(
     kernel = config.kernel
     assert isinstance(kernel, FusedKernel)
     assert kernel.roles is not None, "a key of the host executor"
+    if kernel.roles is Roles.beside:  # whose CTAs all multiply
+        return replace(config, kernel=replace(kernel, num_comm_ctas=0))
     routing, settings = placed.physical, plan_settings(config, placed)
     rates = rates_of(config, num_sms=num_sms)
     counts = np.stack([count_rows(ids, routing.num_experts) for ids in routing.topk_idx])

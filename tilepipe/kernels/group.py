@@ -60,7 +60,7 @@ class DeviceGroup:
         room = heap.tensor(heap.ranks[0], Slot.token_ready).numel()
         assert room >= max(shape.max_tokens, 1) * settings.num_parts, "counters of another plan"
         self.heap, self.device = heap, heap.device
-        self.launcher = self.launcher_on(knobs.num_ctas)
+        self.launcher = self.launcher_on(knobs.num_ctas or self._num_sms())
         self._epoch = 0
         fingerprint = zlib.crc32(repr((settings, shape)).encode()) & 0x7FFFFFFF
         for rank in self.ranks:
@@ -73,6 +73,11 @@ class DeviceGroup:
                     Word.max_parts: max(shape.max_tokens, 1) * settings.num_parts,
                 },
             )
+
+    def _num_sms(self) -> int:
+        """SMs of each rank of this process."""
+        found: int = torch.cuda.get_device_properties(self.device).multi_processor_count
+        return found // len(self.ranks)
 
     def launcher_on(self, num_ctas: int) -> Launcher:
         """Launches on the memory of the group, with its knobs but for the CTAs of each rank."""

@@ -77,7 +77,7 @@ class CompileError(RuntimeError):
 class Knobs:
     """How communication kernels are launched."""
 
-    num_ctas: int  # of each rank
+    num_ctas: int  # of each rank; 0: a fused launch has none, and what is launched alone an SM each
     copy: Copy = Copy.simt
     num_warps: int = 16  # of a CTA
     num_loads: int = 14  # SIMT: 16-byte loads that a lane has in flight

@@ -186,7 +186,7 @@ def _shares(
     logical_gbps, wire_gbps = (figures.get(f"{contender}/{n}_gbps") for n in ("logical", "wire"))
     num_ctas, num_ranks = comm_ctas_of(point, records), len(records)
     of_torch = contender.startswith("torch_")  # whose kernels take as many CTAs as they like
-    if logical_gbps is not None and num_ctas is not None and not of_torch:
+    if logical_gbps is not None and num_ctas and not of_torch:
         found[f"{contender}/gbps_per_cta"] = logical_gbps / num_ctas
     link_gbps = point.config["hardware"]["link_gbps"]
     if wire_gbps and link_gbps and _num_gpus(point, num_ranks) == num_ranks > 1:

@@ -62,7 +62,7 @@ class CudaDispatchGemm(Launched):
         # CTAs of each rank that are there for the last tiles.
         self._num_ctas = dict.fromkeys(self.contenders, beside)
         whole = ["sequential", "gemm_all"]
-        if kernel.roles is Roles.switch:
+        if kernel.roles is not Roles.fixed:
             whole += ["fused", "gemm_contended", "unsynced"]
         self._num_ctas |= dict.fromkeys(whole, alone)
         self._launches = self._bind(kernel)
@@ -77,8 +77,8 @@ class CudaDispatchGemm(Launched):
         # On the free chip communication takes all of it: more CTAs are never slower.
         launcher = group.launcher_on(layer.num_sms // len(group.ranks))
         launcher.prepare("dispatch")
-        # Who changes roles opens and begins together: measured, that is never slower.
-        together = roles is Roles.switch
+        # Who changes roles, or has two, opens and begins together: measured, that is never slower.
+        together = roles is not Roles.fixed
         fused = partial(fused_launch, group, layer, roles=roles, opens=together, gates=together)
         self._stamped = {
             "fused": partial(fused, self._out["fused"]),

@@ -82,8 +82,8 @@ class CudaMoeLayer(Homeward):
         # On the free chip communication takes all of it: more CTAs are never slower.
         launcher = group.launcher_on(self.first.num_sms // len(group.ranks))
         launcher.prepare("dispatch", "push")
-        # Who changes roles opens and begins together: measured, that is never slower.
-        together = roles is Roles.switch
+        # Who changes roles, or has two, opens and begins together: measured, that is never slower.
+        together = roles is not Roles.fixed
         arriving = partial(fused_launch, group, roles=roles, opens=together, gates=together)
         homeward = fused_home_launch(group, self.second, h, roles=roles, push=push)
         activate = bind_swiglu(
@@ -108,7 +108,7 @@ class CudaMoeLayer(Homeward):
         assert isinstance(kernel, MoeLayerKernel)
         unfused = contender == "sequential"
         # CTAs of each rank that are there for the last tiles.
-        first = self._alone if unfused or kernel.roles is Roles.switch else self._beside
+        first = self._beside if kernel.roles is Roles.fixed and not unfused else self._alone
         upload_layer(group, self.first, num_gemm_ctas=first)
         second, walk = (self._alone, Walk.expert) if unfused else (self._beside, None)
         upload_home(group, self.second, num_gemm_ctas=second, walk=walk)

@@ -12,6 +12,11 @@ Roles.switch: a communication CTA whose sends are out takes tiles like the other
 the same for both lives: stages of communication lie where operands will. Sends are out once their
 bulk copies have completed, and the barrier of the CTA lies between them and the first load.
 
+Roles.beside: no CTA communicates. The warps that load, hand out and store tiles are three of four;
+the fourth pushes rows while the others multiply, 7 loads of 16 bytes a lane in flight, and has all
+of the launch for its share. Shared memory is full, so it copies through registers, for which those
+that multiply leave it 16 more a thread. It passes no gate: rows that others wait for may be its.
+
 OverlapPlan.opens: all CTAs push the rows that GEMMs begin with, at the rate of the whole chip,
 before they take their roles. OverlapPlan.gates: CTAs of the GEMM begin together.
 
@@ -31,6 +36,8 @@ tile, times by that of the GEMM alone on all SMs (2.39 ms; benchmarks/overlap_ti
 flags go where nobody looks, but for a look at when the GEMM may begin.
 """
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import cutlass
@@ -39,12 +46,10 @@ from cutlass import Int32, Int64
 
 from tilepipe.config.choices import Copy, Roles
 from tilepipe.fabric.table import Role, Slot, Word
-from tilepipe.kernels import bulk
+from tilepipe.kernels import bulk, simt
 from tilepipe.kernels.edges import Edge
 from tilepipe.kernels.gemm.barriers import meet_all
-from tilepipe.kernels.gemm.grouped_sm90 import (
-    work_on_tiles,
-)
+from tilepipe.kernels.gemm.grouped_sm90 import IDLE_WARP, NUM_THREADS, work_on_tiles
 from tilepipe.kernels.memory import LANES, address, buffer, element
 from tilepipe.kernels.move import move_rows
 from tilepipe.kernels.overlap.entries import fused_entry
@@ -52,7 +57,13 @@ from tilepipe.kernels.overlap.plan import OverlapPlan
 from tilepipe.kernels.stamps import Event, lap
 from tilepipe.kernels.watchdog import wait_or_give_up
 
-__all__ = ["dispatch_gemm_entry"]
+__all__ = ["BESIDE_BATCH", "BESIDE_LOADS", "dispatch_gemm_entry"]
+
+# Of a warp that pushes beside the GEMM: loads that a lane has in flight, and rows whose flags share
+# a fence, at most.
+BESIDE_LOADS, BESIDE_BATCH = 7, 4
+# Number of the hardware's barrier at which those meet who begin together; the GEMM has those below.
+_BEGUN = 12
 
 
 @cute.jit
@@ -93,8 +104,10 @@ def _ring_barriers(
 
 
 @cute.jit
-def _begin_together(place: cutlass.Constexpr, sending: cute.Pointer):
-    """Wait for the rows of all tiles that the GEMM begins with. Called by all threads of a CTA.
+def _begin_together(
+    place: cutlass.Constexpr, sending: cute.Pointer, num_idle_warps: cutlass.Constexpr = 0
+):
+    """Wait for the rows of all tiles that the GEMM begins with. Called by all that multiply.
 
     CTAs that share operands of an expert stay side by side as they began: what one has loaded lies
     in L2 for the next. Every tile's rows are still waited for. Rows are looked for where they are
@@ -114,7 +127,11 @@ def _begin_together(place: cutlass.Constexpr, sending: cute.Pointer):
                 *(place.num_ranks, place.limit_ns),
             )
         lap(place.tape, Event.wait)
-    cute.arch.sync_threads()
+    if cutlass.const_expr(num_idle_warps == 0):
+        cute.arch.sync_threads()
+    else:
+        num_threads = NUM_THREADS - num_idle_warps * LANES
+        cute.arch.barrier(barrier_id=_BEGUN, number_of_threads=num_threads)
     lap(place.tape, Event.stand)
 
 
@@ -127,15 +144,38 @@ def _multiply(
     operands: cutlass.Constexpr,
     products: cute.TiledMma,
     num_clusters: Int32,
+    beside: cutlass.Constexpr = None,  # what the idle warp does meanwhile
 ):
     """Take tiles until none is left. Called by all threads of a CTA, which may have pushed."""
     if cutlass.const_expr(plan.opens or plan.roles is Roles.switch):
         # Operands will lie where rows have been on their way.
         meet_all(plan.cluster_m)
         lap(place.tape, Event.stand)
-    if cutlass.const_expr(plan.gates):
+    if cutlass.const_expr(plan.gates and beside is None):
         _begin_together(place, sending)
-    work_on_tiles(place, shared, operands, products, num_clusters)
+    if cutlass.const_expr(plan.gates and beside is not None):
+        # Rows of first tiles may be among the rest of some rank: who pushes passes no gate.
+        if place.warp != IDLE_WARP:
+            _begin_together(place, sending, 1)
+    work_on_tiles(place, shared, operands, products, num_clusters, beside=beside)
+
+
+@cute.jit
+def _push_beside(
+    edge: cutlass.Constexpr,
+    plan: cutlass.Constexpr,
+    place: cutlass.Constexpr,
+    sending: cute.Pointer,
+    pace: cutlass.Constexpr,
+):
+    """Push rows of the rank until none is left, beside those that multiply. Called by one warp."""
+    own = replace(
+        plan.constants,
+        copy=Copy.simt,
+        num_loads=BESIDE_LOADS,
+        flag_batch=min(plan.constants.flag_batch, BESIDE_BATCH),
+    )
+    simt.move_rows(edge, sending, place.rank, place.lane, own, *pace, place.tape)
 
 
 def dispatch_gemm_entry(plan: OverlapPlan) -> Any:
@@ -150,6 +190,7 @@ def dispatch_gemm_entry(plan: OverlapPlan) -> Any:
         pushes = seat.turn < seat.num_comm_clusters
         ring = Int32(shared.a.iterator.toint()) + warp * plan.ring_bytes
         own_barriers = opening_barriers = Int32(0)
+        beside = None
         if cutlass.const_expr(by_bulk):
             own_barriers = _ring_barriers(memory, constants, warp, lane)
             if cutlass.const_expr(plan.opens):
@@ -163,16 +204,19 @@ def dispatch_gemm_entry(plan: OverlapPlan) -> Any:
         limits = (*seat.pace, place.limit_ns, place.tape)
         if cutlass.const_expr(plan.opens):
             _push_all(Edge.opening, *way, opening_barriers, *limits)
-        if pushes:
-            _push_all(Edge.rest if plan.opens else Edge.dispatch, *way, own_barriers, *limits)
+        edge = Edge.rest if plan.opens else Edge.dispatch
+        num_clusters = seat.num_gemm_clusters
+        if cutlass.const_expr(plan.roles is Roles.beside):
+            beside = partial(_push_beside, edge, plan, place, near, seat.pace)
+        else:
+            if pushes:
+                _push_all(edge, *way, own_barriers, *limits)
         if cutlass.const_expr(plan.roles is Roles.switch):
-            num_clusters = seat.num_comm_clusters + seat.num_gemm_clusters
-            _multiply(plan, place, near, shared, operands, seat.products, num_clusters)
+            num_clusters += seat.num_comm_clusters
+        if cutlass.const_expr(plan.roles is not Roles.fixed):
+            _multiply(plan, place, near, shared, operands, seat.products, num_clusters, beside)
         else:
             if not pushes:
-                _multiply(
-                    *(plan, place, near, shared, operands, seat.products),
-                    seat.num_gemm_clusters,
-                )
+                _multiply(plan, place, near, shared, operands, seat.products, num_clusters)
 
     return fused_entry(plan, body)

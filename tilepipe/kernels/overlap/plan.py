@@ -158,10 +158,12 @@ def gemm_bytes(constants: Constants, table_slots: int = NUM_SLOTS) -> int:
 def split_chip(num_sms: int, *, num_launch_ranks: int, num_comm_ctas: int, cluster_m: int) -> Split:
     """Communication CTAs as asked and, for the GEMM, all that is left, on each rank alike.
 
-    Raises ValueError where a role would go without.
+    None is asked for with Roles.beside. Raises ValueError where a role would go without.
     """
     own = num_sms // num_launch_ranks // cluster_m * cluster_m
     most = own - cluster_m
+    if num_comm_ctas == 0 and own > 0:
+        return Split(num_comm_ctas=0, num_gemm_ctas=own)
     if not 1 <= num_comm_ctas <= most:
         raise ValueError(
             f"kernel.num_comm_ctas={num_comm_ctas}: {num_launch_ranks} ranks share {num_sms} SMs, "
