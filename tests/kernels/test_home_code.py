@@ -40,7 +40,6 @@ class Compiled:
 @pytest.fixture(scope="module", params=PLANS)
 def compiled(request):
     # Only where it is wanted: the import takes two seconds.
-    from tilepipe.fabric.table import NUM_SLOTS
     from tilepipe.kernels.overlap.launch import compile_overlap
 
     push, copy, num_ranks, granularity, cluster_m, walk = PLANS[request.param]
@@ -70,7 +69,6 @@ def compiled(request):
         ),
         roles=Roles.switch,
         reduces=Reduces.beside if request.param == "sent_beside" else Reduces.all,
-        table_slots=NUM_SLOTS,
         num_launch_ranks=num_ranks,
         a_rank_pitch=4096 * 2048,
         d_rank_pitch=4096 * 7168,

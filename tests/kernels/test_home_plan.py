@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from tilepipe.config.choices import Copy, Granularity, Layout, Push, Roles, Walk
 from tilepipe.config.limits import COLUMN_BYTES, SHARED_BYTES
-from tilepipe.fabric.table import NUM_SLOTS
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.gemm.plan import GemmProblem, GemmTuning, plan_gemm
 from tilepipe.kernels.gemm.tiles import pack_cluster_tiles
@@ -44,7 +43,7 @@ CONSTANTS = Constants(
     num_chunks=4,
     num_warps=8,
 )
-SETTINGS = {"roles": Roles.switch, "table_slots": 40}
+SETTINGS = {"roles": Roles.switch}
 
 
 def gemm_plan(problem=PROBLEM, **tuning):
@@ -96,7 +95,7 @@ def test_what_is_sent_by_default_is_never_refused(hidden, copy, layout, by_rank,
         by_rank=by_rank,
     )
 
-    plan = plan_home_launch(gemm, constants, roles=Roles.switch, table_slots=NUM_SLOTS)
+    plan = plan_home_launch(gemm, constants, roles=Roles.switch)
 
     assert (plan.push, plan.num_pieces, plan.share) == (Push.epilogue, num_chunks, 1)
 
@@ -109,13 +108,13 @@ def test_a_gemm_planned_for_its_room_leaves_enough_beside_it(copy, num_ranks):
         GemmTuning(),
         num_gemm_ctas=1,
         num_sms=132,
-        smem_bytes=home_gemm_bytes(num_ranks, NUM_SLOTS),
+        smem_bytes=home_gemm_bytes(num_ranks),
     )
 
     plan = plan_home_launch(
         gemm,
         replace(CONSTANTS, copy=copy, num_ranks=num_ranks),
-        **{**SETTINGS, "table_slots": NUM_SLOTS},
+        **SETTINGS,
     )
 
     assert plan.smem_bytes <= SHARED_BYTES
@@ -139,9 +138,7 @@ def test_eight_ranks_have_room_for_their_addresses_and_all_stages(copy):
         smem_bytes=home_gemm_bytes(8),
     )
 
-    plan = plan_home_launch(
-        gemm, replace(CONSTANTS, num_ranks=8, copy=copy), roles=Roles.switch, table_slots=NUM_SLOTS
-    )
+    plan = plan_home_launch(gemm, replace(CONSTANTS, num_ranks=8, copy=copy), roles=Roles.switch)
 
     assert gemm.num_stages == 4
     assert plan.smem_bytes <= SHARED_BYTES

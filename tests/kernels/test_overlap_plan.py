@@ -36,7 +36,7 @@ CONSTANTS = Constants(
     copy=Copy.tma,
     num_warps=4,
 )
-SETTINGS = {"roles": Roles.fixed, "ring_bytes": 3 * 14_336, "table_slots": 31}
+SETTINGS = {"roles": Roles.fixed, "ring_bytes": 3 * 14_336}
 
 
 def gemm_plan(**tuning):

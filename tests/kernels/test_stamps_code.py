@@ -46,7 +46,6 @@ def dispatching(tuning=None, **changes):
 
 
 def returning(tuning=None):
-    from tilepipe.fabric.table import NUM_SLOTS
 
     problem = GemmProblem(
         n=7168,
@@ -61,7 +60,6 @@ def returning(tuning=None):
         plan_gemm(problem, tuning or GemmTuning(), num_gemm_ctas=1, num_sms=132),
         constants_of(num_warps=8, copy=Copy.simt, num_chunks=4),
         roles=Roles.switch,
-        table_slots=NUM_SLOTS,
     )
 
 

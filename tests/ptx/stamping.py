@@ -38,9 +38,9 @@ def stamped_entry(constants, *, combines, tracks, room):
         thread, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         memory = SmemAllocator()
-        near = shared_table(table, memory, constants.num_ranks, thread, num_threads)
-        ring, barriers = warp_memory(memory, warp, lane, constants, moves=True, reduces=combines)
         rank = first_rank + cta % num_ranks
+        near = shared_table(table, rank, memory, constants.num_ranks, thread, num_threads)
+        ring, barriers = warp_memory(memory, warp, lane, constants, moves=True, reduces=combines)
         # Tracks lie behind the descriptors of all CTAs.
         workspace = Int64(tracks) - Int64(num_ranks * num_ctas) * DESCRIPTOR_BYTES
         tape = begin_tape(room, memory, workspace, warp=warp, lane=lane)

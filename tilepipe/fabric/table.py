@@ -9,7 +9,18 @@ graph replays with other routing.
 
 from enum import IntEnum, auto, unique
 
-__all__ = ["NUM_SLOTS", "NUM_WORDS", "RECORD_FIELDS", "Role", "Slot", "Stamp", "Word"]
+__all__ = [
+    "NUM_SLOTS",
+    "NUM_WORDS",
+    "OWN_SLOTS",
+    "PEER_SLOTS",
+    "RECORD_FIELDS",
+    "Role",
+    "Slot",
+    "Stamp",
+    "Word",
+    "near_table_bytes",
+]
 
 
 class _FromZero(IntEnum):
@@ -70,6 +81,13 @@ class Slot(_FromZero):
 
 
 NUM_SLOTS = len(Slot)
+PEER_SLOTS = int(Slot.words)  # columns into which peers store
+OWN_SLOTS = NUM_SLOTS - PEER_SLOTS
+
+
+def near_table_bytes(num_ranks: int) -> int:
+    """What a rank needs of the table: its own columns, and those of all ranks that peers use."""
+    return (OWN_SLOTS + num_ranks * PEER_SLOTS) * 8
 
 
 @unique

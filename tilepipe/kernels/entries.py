@@ -72,11 +72,12 @@ def communication_entry(
         thread, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         memory = SmemAllocator()
-        near = shared_table(table, memory, constants.num_ranks, thread, num_threads)
+        rank = first_rank + cta % num_ranks
+        near = shared_table(table, rank, memory, constants.num_ranks, thread, num_threads)
         ring, barriers = warp_memory(memory, warp, lane, constants, moves=moves, reduces=reduces)
         body(
             near,
-            first_rank + cta % num_ranks,
+            rank,
             lane,
             (cta // num_ranks) * constants.num_warps + warp,
             num_ctas * constants.num_warps,

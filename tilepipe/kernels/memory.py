@@ -10,7 +10,14 @@ from cutlass import Int32, Int64
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import vector
 
-from tilepipe.fabric.table import NUM_SLOTS, Slot, Word
+from tilepipe.fabric.table import (
+    NUM_SLOTS,
+    OWN_SLOTS,
+    PEER_SLOTS,
+    Slot,
+    Word,
+    near_table_bytes,
+)
 
 __all__ = [
     "LANES",
@@ -26,7 +33,6 @@ __all__ = [
     "shuffle_wide",
     "store_vector",
     "store_words",
-    "table_bytes",
     "word",
     "words_of",
 ]
@@ -43,18 +49,19 @@ def pointer(byte_address: Int64, dtype, align: int) -> cute.Pointer:
 
 
 def address(table: cute.Pointer, rank: Int32, slot: Slot) -> Int64:
-    """Address of a buffer of a rank."""
-    return cute.make_tensor(table, cute.make_layout(_ANY))[rank * NUM_SLOTS + int(slot)]
-
-
-def table_bytes(num_ranks: int) -> int:
-    """Shared memory that `shared_table` takes."""
-    return num_ranks * NUM_SLOTS * 8
+    """Address of a buffer of a rank, by the whole table or by what `shared_table` has of it."""
+    place = rank * NUM_SLOTS + int(slot)
+    if table.memspace == cute.AddressSpace.smem:
+        place = int(slot) - PEER_SLOTS
+        if slot < PEER_SLOTS:
+            place = OWN_SLOTS + rank * PEER_SLOTS + int(slot)
+    return cute.make_tensor(table, cute.make_layout(_ANY))[place]
 
 
 @cute.jit
 def shared_table(
     table: cute.Pointer,
+    rank: Int32,  # that the CTA works for
     memory: cutlass.Constexpr,  # allocator of the kernel's shared memory
     num_ranks: cutlass.Constexpr,
     thread: Int32,
@@ -62,13 +69,18 @@ def shared_table(
 ) -> cute.Pointer:
     """The table in shared memory: every fence of a warp empties L1, and rows look up addresses.
 
-    Called by all threads of a CTA, first of all.
+    Of peers it has the columns that are theirs to store into, and no others, for there is a GEMM
+    that could have the room. Called by all threads of a CTA, first of all.
     """
-    size = num_ranks * NUM_SLOTS
+    size = near_table_bytes(num_ranks) // 8
     own = memory.allocate_array(Int64, size, byte_alignment=128)
     source, target = cute.make_tensor(table, _ANY), cute.make_tensor(own, size)
     for i in cutlass.range(thread, size, num_threads, unroll=1):
-        target[i] = source[i]
+        place = rank * NUM_SLOTS + PEER_SLOTS + i
+        if i >= OWN_SLOTS:
+            shared = i - OWN_SLOTS
+            place = shared // PEER_SLOTS * NUM_SLOTS + shared % PEER_SLOTS
+        target[i] = source[place]
     cute.arch.sync_threads()
     return own
 

@@ -8,9 +8,9 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from tilepipe.config.choices import Copy
+from tilepipe.fabric.table import near_table_bytes
 from tilepipe.kernels import bulk, reduction, simt
 from tilepipe.kernels.constants import Constants
-from tilepipe.kernels.memory import table_bytes
 
 __all__ = ["move_rows", "shared_bytes", "warp_bytes", "warp_memory"]
 
@@ -37,7 +37,7 @@ def shared_bytes(constants: Constants, *, moves: bool, reduces: bool) -> int:
     rings = constants.num_warps * warp_bytes(constants, moves=moves, reduces=reduces)
     by_bulk = moves and constants.copy is Copy.tma
     barriers = constants.num_warps * constants.num_stages * bulk.BARRIER_BYTES if by_bulk else 0
-    return _aligned(table_bytes(constants.num_ranks)) + rings + _aligned(barriers)
+    return _aligned(near_table_bytes(constants.num_ranks)) + rings + _aligned(barriers)
 
 
 def warp_memory(

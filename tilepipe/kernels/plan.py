@@ -317,7 +317,7 @@ def plan_entry(plan: PlanConstants):
     def body(table, rank, number, thread, limit_ns):
         leave_stamp(table, rank, number * plan.num_threads + thread, Stamp.plan_entry)
         memory = SmemAllocator()
-        near = shared_table(table, memory, plan.settings.num_ranks, thread, plan.num_threads)
+        near = shared_table(table, rank, memory, plan.settings.num_ranks, thread, plan.num_threads)
         member = member_of(near, rank, number, thread, memory, plan, limit_ns)
         make_plan(member, memory)
         cute.arch.sync_threads()

@@ -61,7 +61,7 @@ __all__ = ["BESIDE_BATCH", "BESIDE_LOADS", "dispatch_gemm_entry"]
 
 # Of a warp that pushes beside the GEMM: loads that a lane has in flight, and rows whose flags share
 # a fence, at most.
-BESIDE_LOADS, BESIDE_BATCH = 7, 4
+BESIDE_LOADS, BESIDE_BATCH = 6, 4
 # Number of the hardware's barrier at which those meet who begin together; the GEMM has those below.
 _BEGUN = 12
 

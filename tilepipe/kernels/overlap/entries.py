@@ -50,8 +50,8 @@ class Seat:
 
     def near_table(self) -> Any:
         """The table of communication in shared memory; a barrier of the CTA must follow."""
-        num_ranks = self.plan.constants.num_ranks
-        return shared_table(self.sending, self.memory, num_ranks, self.thread, NUM_THREADS)
+        num_ranks, rank = self.plan.constants.num_ranks, self.place.rank
+        return shared_table(self.sending, rank, self.memory, num_ranks, self.thread, NUM_THREADS)
 
 
 def fused_entry(plan: OverlapPlan, body: Callable[[Seat], None]) -> Any:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tilepipe.config.choices import Copy, Granularity, Push, Roles, Walk
 from tilepipe.config.limits import FUSED_WARPS, SHARED_BYTES
-from tilepipe.fabric.table import NUM_SLOTS
+from tilepipe.fabric.table import near_table_bytes
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.gemm.plan import BESIDE_RINGS_BYTES, KernelPlan
 from tilepipe.kernels.gemm.tiles import TileWord, places_of_tickets
@@ -115,7 +115,6 @@ def plan_home_launch(
     *,
     roles: Roles,
     reduces: Reduces = Reduces.all,
-    table_slots: int,
     num_launch_ranks: int = 1,
     a_rank_pitch: int = 0,
     d_rank_pitch: int = 0,
@@ -149,7 +148,7 @@ def plan_home_launch(
             f"workload.hidden: pieces of {piece_bytes} bytes do not fit a warp's ring of "
             f"{RING_BYTES}; type kernel.copy=simt, or kernel.granularity=tile"
         )
-    own = room + gemm.staging_bytes + _beside_bytes(constants.num_ranks, table_slots)
+    own = room + gemm.staging_bytes + _beside_bytes(constants.num_ranks)
     if own > SHARED_BYTES:
         raise ValueError(
             f"num_stages={gemm.num_stages}: a fused CTA needs {own} bytes of shared memory, and an "
@@ -171,14 +170,14 @@ def plan_home_launch(
     )
 
 
-def _beside_bytes(num_ranks: int, table_slots: int) -> int:
+def _beside_bytes(num_ranks: int) -> int:
     """Shared memory beside operands and staging: barriers of both roles, records, addresses."""
-    return 3 * _ALIGN + -(-num_ranks * table_slots * 8 // _ALIGN) * _ALIGN
+    return 3 * _ALIGN + -(-near_table_bytes(num_ranks) // _ALIGN) * _ALIGN
 
 
-def home_gemm_bytes(num_ranks: int, table_slots: int = NUM_SLOTS) -> int:
+def home_gemm_bytes(num_ranks: int) -> int:
     """Shared memory to plan the GEMM for, so that all else fits beside it."""
-    return SHARED_BYTES - max(0, _beside_bytes(num_ranks, table_slots) - BESIDE_RINGS_BYTES)
+    return SHARED_BYTES - max(0, _beside_bytes(num_ranks) - BESIDE_RINGS_BYTES)
 
 
 def _check_ways(gemm: KernelPlan, constants: Constants) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from tilepipe.config.choices import Push, Roles, Walk
-from tilepipe.fabric.table import NUM_SLOTS, Slot, Word
+from tilepipe.fabric.table import Slot, Word
 from tilepipe.kernels.gemm.launch import upload_tiles
 from tilepipe.kernels.gemm.plan import KernelPlan
 from tilepipe.kernels.group import DeviceGroup
@@ -147,7 +147,6 @@ def _bound(
         replace(constants, num_parts=group.settings.num_parts),
         roles=roles,
         reduces=reduces,
-        table_slots=NUM_SLOTS,
         num_launch_ranks=len(ranks),
         a_rank_pitch=a.stride(0),
         d_rank_pitch=rank_pitch(products),

@@ -14,7 +14,6 @@ from cutlass import BFloat16, Float32, Int32, Int64
 from cutlass.cute.runtime import make_fake_stream, make_ptr
 
 from tilepipe.config.choices import Roles
-from tilepipe.fabric.table import NUM_SLOTS
 from tilepipe.kernels.compile import Code, compile_code
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.gemm.grouped_sm90 import NUM_THREADS
@@ -51,7 +50,6 @@ def make_plan(
         opens=opens,
         gates=gates,
         ring_bytes=warp_bytes(constants, moves=True, reduces=False),
-        table_slots=NUM_SLOTS,
         num_launch_ranks=num_launch_ranks,
         a_rank_pitch=a_rank_pitch,
         d_rank_pitch=d_rank_pitch,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tilepipe.config.choices import Copy, Granularity, Roles
 from tilepipe.config.limits import FUSED_WARPS, SHARED_BYTES
-from tilepipe.fabric.table import NUM_SLOTS
+from tilepipe.fabric.table import near_table_bytes
 from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.gemm.choices import Clip
 from tilepipe.kernels.gemm.plan import BESIDE_RINGS_BYTES, KernelPlan
@@ -32,7 +32,6 @@ __all__ = [
 ]
 
 _ALIGN = 128
-_TABLE_SLOT_BYTES = 8
 _BARRIER_BYTES = 8
 
 
@@ -77,7 +76,6 @@ def plan_overlap(
     opens: bool = False,
     gates: bool = False,
     ring_bytes: int,  # of a communication warp
-    table_slots: int,  # addresses of a rank
     num_launch_ranks: int = 1,
     a_rank_pitch: int = 0,
     d_rank_pitch: int = 0,
@@ -100,7 +98,7 @@ def plan_overlap(
             f"clip=per_group: a descriptor is patched for one rank, and this launch holds "
             f"{num_launch_ranks}; type clip=ragged"
         )
-    own_bytes = room + _beside_bytes(constants, table_slots)
+    own_bytes = room + _beside_bytes(constants)
     if own_bytes > SHARED_BYTES:
         raise ValueError(
             f"num_stages={gemm.num_stages}: a fused CTA needs {own_bytes} bytes of shared memory, "
@@ -137,22 +135,22 @@ def stamped(plan: Any, num_stamps: int) -> Any:
     return replace(plan, num_stamps=num_stamps, smem_bytes=own_bytes)
 
 
-def _beside_bytes(constants: Constants, table_slots: int) -> int:
+def _beside_bytes(constants: Constants) -> int:
     """Shared memory beside operands and staging: barriers and records, addresses of all ranks.
 
     Barriers of bulk copies twice: rows may be pushed in two rounds.
     """
     by_bulk = constants.copy is Copy.tma
     sizes = (
-        constants.num_ranks * table_slots * _TABLE_SLOT_BYTES,
+        near_table_bytes(constants.num_ranks),
         *[constants.num_warps * constants.num_stages * _BARRIER_BYTES * by_bulk] * 2,
     )
     return 2 * _ALIGN + sum(-(-size // _ALIGN) * _ALIGN for size in sizes)
 
 
-def gemm_bytes(constants: Constants, table_slots: int = NUM_SLOTS) -> int:
+def gemm_bytes(constants: Constants) -> int:
     """Shared memory to plan the GEMM of a fused launch for, so that all else fits beside it."""
-    return SHARED_BYTES - max(0, _beside_bytes(constants, table_slots) - BESIDE_RINGS_BYTES)
+    return SHARED_BYTES - max(0, _beside_bytes(constants) - BESIDE_RINGS_BYTES)
 
 
 def split_chip(num_sms: int, *, num_launch_ranks: int, num_comm_ctas: int, cluster_m: int) -> Split:
