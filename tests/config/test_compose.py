@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from tilepipe.config import detect
 from tilepipe.config.checks import check_config
-from tilepipe.config.choices import Copy, Fabric, Granularity, Operation, Order, Push, Walk
+from tilepipe.config.choices import Copy, Fabric, Granularity, Operation, Order, Push, Roles, Walk
 from tilepipe.config.limits import piece_bytes
 from tilepipe.config.register import CONF_DIR
 from tilepipe.config.schemas import FusedKernel, config_from_dict
@@ -75,7 +75,7 @@ def test_gpu_sweeps_are_those_of_the_reference(axes):
         assert found[name]["workload.num_tokens"] == TOKENS
         assert found[name]["kernel.num_comm_ctas"] == CTAS
     assert found["dispatch_gemm"]["workload.num_tokens"] == TOKENS
-    assert found["dispatch_gemm"]["kernel.num_comm_ctas"] == ["8", "12", "16", "24", "36"]
+    assert found["dispatch_gemm"]["kernel.num_comm_ctas"] == ["0", "8", "12", "16", "24", "36"]
     assert found["gemm_combine"]["workload.num_tokens"] == TOKENS
     assert found["moe_layer"]["workload.num_tokens"] == TOKENS
 
@@ -88,7 +88,7 @@ def test_gpu_workloads_are_the_whole_layer_or_one_rank_of_it(container):
     assert (single["workload"]["num_experts"], single["launch"]["fabric"]) == (32, "loopback")
     assert 2 * group["workload"]["intermediate"] == 4096
     assert group["kernel"]["copy"] == single["kernel"]["copy"] == "simt"
-    assert group["kernel"]["num_comm_ctas"] == 12
+    assert group["kernel"]["num_comm_ctas"] == 0
 
 
 def test_ablations_hold_every_order_and_every_granularity(axes):
@@ -144,10 +144,15 @@ def test_dispatch_granularity_sweeps_batches_of_flags_where_there_are_any(axes):
 
 
 DEFAULT_WAYS = {
-    "hardware=h200_x1 kernel=gemm_combine": (Push.epilogue, Walk.chunk, 8),
+    "hardware=h200_x1 kernel=gemm_combine": (Push.epilogue, Walk.chunk, 0),
+    "hardware=h200_x1 kernel=gemm_combine kernel.roles=fixed": (Push.epilogue, Walk.chunk, 8),
+    "hardware=h200_x1 kernel=gemm_combine kernel.home_granularity=rank": (
+        *(Push.epilogue, Walk.chunk),
+        8,
+    ),
     "hardware=h200_x1 kernel=gemm_combine kernel.granularity=token": (Push.ctas, Walk.expert, 8),
     "hardware=h200_x1 kernel=gemm_combine kernel.granularity=expert": (Push.ctas, Walk.expert, 8),
-    "hardware=h200_x8 kernel=moe_layer": (Push.epilogue, Walk.chunk, 12),
+    "hardware=h200_x8 kernel=moe_layer": (Push.epilogue, Walk.chunk, 0),
     "hardware=h200_x8 kernel=moe_layer kernel.granularity=token": (Push.ctas, Walk.expert, 12),
     "hardware=cpu kernel=gemm_combine": (None, None, None),
     "hardware=cpu kernel=moe_layer kernel.granularity=expert": (None, None, None),
@@ -160,6 +165,25 @@ def test_rows_go_home_by_default_in_the_fastest_way_that_a_granularity_has(conta
 
     assert (kernel.push, kernel.walk, kernel.num_comm_ctas) == DEFAULT_WAYS[words]
     assert kernel.num_chunks is None  # rows of so few columns have one tile
+
+
+@pytest.mark.parametrize(
+    ("words", "roles", "num_comm_ctas"),
+    [
+        ("", Roles.beside, 0),
+        ("kernel.num_comm_ctas=16", Roles.switch, 16),
+        ("kernel.num_comm_ctas=auto", Roles.switch, "auto"),
+        ("kernel.num_comm_ctas=16 kernel.roles=fixed", Roles.fixed, 16),
+        ("kernel.roles=switch", Roles.switch, 12),
+        ("kernel.roles=fixed", Roles.fixed, 12),
+        ("kernel.roles=beside", Roles.beside, 0),
+        ("hardware=cpu", None, None),
+    ],
+)
+def test_roles_and_communication_ctas_follow_each_other(container, words, roles, num_comm_ctas):
+    kernel = config_from_dict(container("hardware=h200_x1", *words.split())).kernel
+
+    assert (kernel.roles, kernel.num_comm_ctas) == (roles, num_comm_ctas)
 
 
 @pytest.mark.parametrize(

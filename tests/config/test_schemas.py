@@ -23,13 +23,24 @@ REFUSED = [
     ("kernel.num_comm_ctas=-1", "kernel.num_comm_ctas=-1: must be 0 or more, auto, or null"),
     ("kernel.num_comm_ctas=many", "kernel.num_comm_ctas=many: must be 0 or more, auto, or null"),
     (
-        "hardware=h200_x1 kernel=dispatch_gemm kernel.roles=beside",
+        "hardware=h200_x1 kernel=dispatch_gemm kernel.roles=beside kernel.num_comm_ctas=12",
         "kernel.num_comm_ctas=12: with kernel.roles=beside every CTA multiplies and none "
         "communicates alone; type kernel.num_comm_ctas=0, or leave kernel.roles out",
     ),
     (
         "hardware=h200_x1 kernel=dispatch_gemm kernel.roles=switch kernel.num_comm_ctas=0",
-        "kernel.num_comm_ctas=0: 0 is for kernel.roles=beside alone; use 1 or more",
+        "kernel.num_comm_ctas=0: with kernel.roles=switch some CTAs communicate; use 1 or more, or "
+        "leave kernel.roles out",
+    ),
+    (
+        "hardware=h200_x1 kernel=gemm_combine kernel.num_comm_ctas=0 kernel.push=ctas",
+        "kernel.push=ctas: with kernel.roles=beside no CTA would bring rows home; type "
+        "kernel.push=epilogue, or kernel.roles=switch",
+    ),
+    (
+        "hardware=h200_x1 kernel=moe_layer kernel.num_comm_ctas=0 kernel.home_granularity=rank",
+        "kernel.home_granularity=rank: with kernel.roles=beside tokens are reduced as they "
+        "complete; leave the key out, or type kernel.roles=switch",
     ),
     ("kernel.num_comm_warps=33", "kernel.num_comm_warps=33: must be in 1..32, or null"),
     ("kernel.num_loads=0", "kernel.num_loads=0: must be in 1..16, or null"),
@@ -413,12 +424,12 @@ def test_rebuilding_keeps_every_value_and_changes_nothing_it_was_given(container
     assert plain == before
     assert config.kernel == DispatchGemmKernel(
         copy=Copy.tma,
-        num_comm_ctas=12,
+        num_comm_ctas=0,
         num_comm_warps=8,
         num_stages=4,
         stage_bytes=7_168,
         flag_batch=8,
-        roles=Roles.switch,
+        roles=Roles.beside,
     )
     assert config.routing.hot_share == 0.5
     assert config.hardware.link_gbps == 450.0

@@ -25,6 +25,8 @@ PLANS = {
     "sent": (Push.epilogue, Copy.simt, 1, Granularity.tile, 1, Walk.chunk),
     "sent_cluster": (Push.epilogue, Copy.simt, 8, Granularity.tile, 2, Walk.expert),
     "sent_beside": (Push.epilogue, Copy.simt, 1, Granularity.tile, 1, Walk.chunk),
+    "beside": (Push.epilogue, Copy.simt, 8, Granularity.tile, 1, Walk.chunk),
+    "beside_cluster": (Push.epilogue, Copy.tma, 1, Granularity.tile, 2, Walk.expert),
 }
 
 
@@ -67,7 +69,7 @@ def compiled(request):
             copy=copy,
             num_warps=8,
         ),
-        roles=Roles.switch,
+        roles=Roles.beside if request.param.startswith("beside") else Roles.switch,
         reduces=Reduces.beside if request.param == "sent_beside" else Reduces.all,
         num_launch_ranks=num_ranks,
         a_rank_pitch=4096 * 2048,
@@ -123,10 +125,19 @@ def test_stored_tiles_are_acquired_before_their_rows_are_read(compiled):
 def test_rows_at_home_are_acquired_before_they_are_summed(compiled):
     ptx = compiled.ptx
     waits = [wait for wait in waits_in(ptx) if wait.scope == "sys"]
+    if compiled.plan.roles is Roles.beside:
+        # Of the reduction beside tiles one wait ahead of its loop, and one at the end of each turn.
+        rests = [match.start() for match in re.finditer("nanosleep", ptx)]
+        loads = [m.start() for m in re.finditer(r"@%p\d+ ld\.global\.L1::no_allocate", ptx)]
+        own = [wait for wait in waits if any(wait.look < rest < wait.there for rest in rests)]
+        assert len(own) == len(rests) == 2
+        assert own[0].there < loads[0] < loads[-1] < own[1].look
+        waits = [wait for wait in waits if wait not in own]
     sums = [match.start() for match in re.finditer(r"cp\.async\.cg\.shared\.global", ptx)]
 
     # Of each reduction one wait ahead of its loop and one in it, for what is fetched behind both.
-    assert len(waits) == 2 * (1 if compiled.plan.stops_reducing else 2)
+    alone = compiled.plan.stops_reducing or compiled.plan.roles is Roles.beside
+    assert len(waits) == 2 * (1 if alone else 2)
     for ahead, inside in zip(waits[::2], waits[1::2], strict=True):
         fetched = [place for place in sums if place > ahead.look]
         assert ahead.fence < ahead.there < fetched[0] < inside.look

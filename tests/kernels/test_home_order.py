@@ -7,6 +7,7 @@ grow, so whoever may go on may do so later too: a run stands still only where a 
 """
 
 from collections import Counter, deque
+from dataclasses import replace
 from enum import Enum
 from functools import partial
 from itertools import product
@@ -114,7 +115,7 @@ class Launch:
             if self.fault is Fault.reduces_between:
                 yield from self.reduce(rank)
         staged.append(None)
-        if self.roles is Roles.switch:
+        if self.roles is not Roles.fixed:
             yield from self.reduce(rank)
 
     def tell(self, rank, staged):
@@ -168,8 +169,9 @@ class Launch:
             yield from self.push_units(rank)
         yield from self.reduce(rank)
 
-    def reduce(self, rank):
-        """A warp that reduces: it waits for the unit after its own before its own is out."""
+    def reduce(self, rank, beside=False):
+        """A warp that reduces: it waits for the unit after its own before its own is out; not so
+        the one that reduces beside tiles."""
         home = plan_home(self.topk_idx[rank], self.settings)
         if home.by_rank:
             total = int(home.rank_expected.sum())
@@ -186,6 +188,11 @@ class Launch:
             token, part, _ = unit_of(number)
             return home.by_rank or self.ready[rank, part, token] == expected[token]
 
+        if beside:
+            while (here := self.claim("tokens", rank)) < num_units:
+                yield partial(is_home, here)
+                self.reduced[rank, *unit_of(here)] += 1
+            return
         here, coming = self.claim("tokens", rank), self.claim("tokens", rank)
         if here < num_units:
             yield partial(is_home, here)
@@ -202,6 +209,10 @@ class Launch:
             for _ in range(num_clusters):
                 staged = deque()
                 threads += [self.multiply(rank, staged), self.tell(rank, staged)]
+                if self.roles is Roles.beside:
+                    threads += [self.reduce(rank, beside=True)]
+            if self.roles is Roles.beside:
+                continue
             threads += [self.communicate(rank) for _ in range(num_comm)]
         haste = dict(zip(threads, rng.random(len(threads)), strict=True))
         waits = dict.fromkeys(threads)
@@ -222,6 +233,9 @@ class Launch:
             for number in range(num_units_of(self.constants, len(ids)))
             for unit in [unit_at(self.constants, number, len(ids))]
         }
+
+
+WAYS = [*product(Push, [Roles.fixed, Roles.switch]), (Push.epilogue, Roles.beside)]
 
 
 @st.composite
@@ -257,14 +271,15 @@ def plans(draw, push):
 
 
 @pytest.mark.parametrize("cluster_m", [1, 2])
-@pytest.mark.parametrize("roles", list(Roles))
-@pytest.mark.parametrize("push", list(Push))
+@pytest.mark.parametrize(("push", "roles"), WAYS)
 @settings(max_examples=30)
 @given(data=st.data())
 def test_every_part_of_every_token_is_reduced_once_and_nobody_waits_for_ever(
     push, roles, cluster_m, data
 ):
     topk_idx, chosen = data.draw(plans(push))
+    if roles is Roles.beside:
+        chosen = replace(chosen, home_granularity=HomeGranularity.token)
     launch = Launch(
         *(topk_idx, chosen),
         push=push,
@@ -302,7 +317,7 @@ def full_case(num_ranks, num_chunks):
 @pytest.mark.parametrize("num_chunks", [1, 2, 4, 5, 7, 14])
 def test_no_number_of_chunks_and_ranks_lets_anybody_wait_for_ever(num_chunks, num_ranks):
     topk_idx, chosen = full_case(num_ranks, num_chunks)
-    for push, roles, cluster_m in product(Push, Roles, [1, 2]):
+    for (push, roles), cluster_m in product(WAYS, [1, 2]):
         launch = Launch(topk_idx, chosen, push=push, roles=roles, cluster_m=cluster_m)
 
         num_stuck = launch.run(np.random.default_rng(num_chunks))

@@ -3,7 +3,16 @@
 Knows nothing of Hydra, torch or which GPU is present.
 """
 
-from tilepipe.config.choices import Copy, Fabric, Operation, Order, Planner, Roles
+from tilepipe.config.choices import (
+    Copy,
+    Fabric,
+    HomeGranularity,
+    Operation,
+    Order,
+    Planner,
+    Push,
+    Roles,
+)
 from tilepipe.config.limits import (
     ELEM_BYTES,
     FUSED_WARPS,
@@ -23,6 +32,7 @@ from tilepipe.config.schemas import (
     FusedKernel,
     GemmCombineKernel,
     GroupedGemmKernel,
+    HomeKernel,
 )
 
 __all__ = ["check_kernels"]
@@ -90,7 +100,10 @@ def _check_fused(kernel: FusedKernel) -> None:
     allowed = "the tiles of the GEMM are planned by NumPy; leave the key out"
     require(kernel.planner is Planner.numpy, "kernel.planner", kernel.planner, allowed)
     ctas, beside = kernel.num_comm_ctas, kernel.roles is Roles.beside
-    allowed = "0 is for kernel.roles=beside alone; use 1 or more, or leave kernel.roles out"
+    roles = "" if kernel.roles is None else kernel.roles.name
+    allowed = (
+        f"with kernel.roles={roles} some CTAs communicate; use 1 or more, or leave kernel.roles out"
+    )
     if beside:
         allowed = (
             "with kernel.roles=beside every CTA multiplies and none communicates alone; type "
@@ -98,6 +111,18 @@ def _check_fused(kernel: FusedKernel) -> None:
         )
     fits = not isinstance(ctas, int) or (ctas == 0) == beside
     require(fits, "kernel.num_comm_ctas", ctas, allowed)
+    if beside and isinstance(kernel, HomeKernel):
+        allowed = (
+            "with kernel.roles=beside no CTA would bring rows home; type kernel.push=epilogue, or "
+            "kernel.roles=switch"
+        )
+        require(kernel.push is Push.epilogue, "kernel.push", kernel.push, allowed)
+        by_token = kernel.home_granularity is HomeGranularity.token
+        allowed = (
+            "with kernel.roles=beside tokens are reduced as they complete; leave the key out, or "
+            "type kernel.roles=switch"
+        )
+        require(by_token, "kernel.home_granularity", kernel.home_granularity, allowed)
     if isinstance(kernel, GemmCombineKernel):
         allowed = "rows go home as the GEMM stores them; leave the key out"
         require(kernel.order is Order.edf, "kernel.order", kernel.order, allowed)

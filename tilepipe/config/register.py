@@ -68,8 +68,8 @@ def register(scratch: Path | None = None) -> None:
     # No auto.yaml: Hydra interpolates no defaults list by what a machine has.
     store.store(group="hardware", name="auto", node={"defaults": [detect.hardware_option()]})
     for resolver in (
-        *(axis, by_copy, by_device, by_gpus, by_granularity, link_chunks),
-        *(num_tokens, operation, roles, token_axis),
+        *(axis, by_copy, by_device, by_gpus, by_granularity, comm_ctas, home_ctas),
+        *(link_chunks, num_tokens, operation, roles, token_axis),
     ):
         OmegaConf.register_new_resolver(f"tilepipe.{resolver.__name__}", resolver, replace=True)
     OmegaConf.register_new_resolver("tilepipe.scratch", lambda: str(scratch), replace=True)
@@ -101,6 +101,30 @@ def by_granularity(hardware: str, granularity: Any, tile: Any, others: Any) -> A
     return by_device(hardware, tile if word == "tile" else others, None)
 
 
+def comm_ctas(hardware: str, count: int, *, _parent_: DictConfig) -> int | None:
+    """Communication CTAs: `count` where roles are typed that have some, else none; null on the
+    host."""
+    return by_device(hardware, count if _sets_aside(_parent_) else 0, None)
+
+
+def home_ctas(
+    hardware: str, push: Any, home_granularity: Any, count: int, *, _parent_: DictConfig
+) -> int | None:
+    """The same on the way home, where warps beside the tiles do it only if rows leave with their
+    tiles and tokens are reduced one by one."""
+    words = [word.name if isinstance(word, Enum) else word for word in (push, home_granularity)]
+    beside = words == ["epilogue", "token"] and not _sets_aside(_parent_)
+    return by_device(hardware, 0 if beside else count, None)
+
+
+def _sets_aside(kernel: DictConfig) -> bool:
+    """Whether roles were typed, and have CTAs that communicate; untyped, they follow the count."""
+    if OmegaConf.is_interpolation(kernel, "roles"):
+        return False
+    word = kernel.roles.name if isinstance(kernel.roles, Enum) else kernel.roles
+    return word in ("fixed", "switch")
+
+
 def link_chunks(hardware: str, push: Any, hidden: Any, tile_n: Any) -> int | None:
     """Two chunks where tiles are sent across links and rows have two equal ones, else null.
 
@@ -124,7 +148,7 @@ def operation(kernel: DictConfig) -> str:
 
 
 def roles(hardware: str, num_comm_ctas: Any) -> str | None:
-    """What CTAs of a fused launch do where so many communicate; null on the host, which has none."""
+    """What CTAs of a fused launch do where so many communicate; null on the host without CTAs."""
     return by_device(hardware, "beside" if num_comm_ctas == 0 else "switch", None)
 
 

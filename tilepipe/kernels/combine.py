@@ -37,7 +37,7 @@ from tilepipe.kernels.stamps import Event, lap, moment
 from tilepipe.kernels.track import AT_HOME, NO_ITEM
 from tilepipe.kernels.watchdog import wait_or_give_up, wait_telling_or_give_up
 
-__all__ = ["combine_entry", "reduce_tokens", "wait_home"]
+__all__ = ["combine_entry", "reduce_tokens", "token_at", "wait_home", "wait_token"]
 
 
 @cute.jit
@@ -78,11 +78,11 @@ def reduce_tokens(
     here = cute.arch.shuffle_sync(claim_for_warp(queue, lane), 0)
     coming = cute.arch.shuffle_sync(claim_for_warp(queue, lane), 0)
     first = unit_at(constants, here, num_tokens)
-    token = _token_at(table, rank, first.token, num_tokens, order)
+    token = token_at(table, rank, first.token, num_tokens, order)
     expert, weight = _slots(table, rank, token, lane, constants)
     if cutlass.const_expr(by_token):
         if alive and here < num_units:
-            came = _wait_token(table, rank, token, first.part, constants, limit_ns, tape)
+            came = wait_token(table, rank, token, first.part, constants, limit_ns, tape)
             alive = cute.arch.vote_all_sync(came)
     for column in cutlass.range_constexpr(stages - 1):
         if alive and here < num_units:
@@ -103,7 +103,7 @@ def reduce_tokens(
         claimed = claim_for_warp(queue, lane)
         own = unit_at(constants, here, num_tokens)
         following = unit_at(constants, coming, num_tokens)
-        next_token = _token_at(table, rank, following.token, num_tokens, order)
+        next_token = token_at(table, rank, following.token, num_tokens, order)
         next_expert, next_weight = _slots(table, rank, next_token, lane, constants)
         for column in cutlass.range(columns, unroll=1):
             ahead = column + (stages - 1)
@@ -114,7 +114,7 @@ def reduce_tokens(
             fetched = unit_at(constants, unit, num_tokens)
             if cutlass.const_expr(by_token):
                 if in_unit == 0 and alive and unit < num_units:
-                    came = _wait_token(
+                    came = wait_token(
                         *(table, rank, its_token, fetched.part, constants, limit_ns, tape)
                     )
                     alive = cute.arch.vote_all_sync(came)
@@ -151,7 +151,7 @@ def reduce_tokens(
 
 
 @cute.jit
-def _token_at(
+def token_at(
     table: cute.Pointer,
     rank: Int32,
     place: Int32,
@@ -182,7 +182,7 @@ def _slots(
 
 
 @cute.jit
-def _wait_token(
+def wait_token(
     table: cute.Pointer,
     rank: Int32,
     token: Int32,
@@ -190,6 +190,7 @@ def _wait_token(
     constants: cutlass.Constexpr,
     limit_ns: Int64,
     tape: cutlass.Constexpr = None,
+    rest_ns: cutlass.Constexpr = 0,  # between polls
 ) -> cutlass.Boolean:
     words = buffer(address(table, rank, Slot.words), Int32)
     epoch = words[int(Word.epoch)]
@@ -210,6 +211,7 @@ def _wait_token(
         epoch,
         constants.num_ranks,
         limit_ns,
+        rest_ns,
     )
     if cutlass.const_expr(tape is not None):
         # Of what is there at once no stamp is left: tokens are many.
@@ -263,7 +265,7 @@ def wait_home(
         num_tokens = buffer(address(table, rank, Slot.words), Int32)[int(Word.num_tokens)]
         first = warp * LANES + lane
         for token in cutlass.range(first, num_tokens, num_warps * LANES, unroll=1):
-            _wait_token(table, rank, token, Int32(0), constants, limit_ns)
+            wait_token(table, rank, token, Int32(0), constants, limit_ns)
 
 
 def combine_entry(constants: Constants, *, push: bool, reduce: bool):

@@ -35,6 +35,7 @@ __all__ = [
     "fetch_column",
     "max_rings",
     "num_units_of",
+    "product",
     "ring_bytes",
     "stages_of",
     "two_bf16",
@@ -164,8 +165,8 @@ def add_column(
         words = load_shared_words(stage + lane * VECTOR_BYTES + slot * COLUMN_BYTES)
         for k in cutlass.range_constexpr(_WORDS):
             low, high = two_floats(words[k])
-            sums[2 * k] = sums[2 * k] + _product(factor, low)
-            sums[2 * k + 1] = sums[2 * k + 1] + _product(factor, high)
+            sums[2 * k] = sums[2 * k] + product(factor, low)
+            sums[2 * k + 1] = sums[2 * k + 1] + product(factor, high)
     if place < end:
         store_words(
             out + Int64(token) * constants.row_bytes + place,
@@ -180,9 +181,9 @@ def two_floats(word: Int32) -> tuple[Float32, Float32]:
 
 
 @dsl_user_op
-def _product(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
+def product(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
     """a x b, rounded: written as an instruction, or the compiler would fuse it with the sum."""
-    product = llvm.inline_asm(
+    rounded = llvm.inline_asm(
         Float32.mlir_type,
         [a.ir_value(loc=loc, ip=ip), b.ir_value(loc=loc, ip=ip)],
         "mul.rn.f32 $0, $1, $2;",
@@ -191,7 +192,7 @@ def _product(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
         loc=loc,
         ip=ip,
     )
-    return Float32(product)
+    return Float32(rounded)
 
 
 def two_bf16(low: Float32, high: Float32) -> Int32:

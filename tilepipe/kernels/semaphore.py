@@ -163,6 +163,10 @@ def now_ns() -> Int64:
     return Int64(cute.arch.globaltimer())
 
 
+def _rest(time_ns: int) -> None:
+    cute.arch.inline_ptx(f"nanosleep.u32 {time_ns};")
+
+
 @cute.jit
 def wait_at_least(
     word: cute.Pointer,
@@ -187,6 +191,7 @@ def wait_telling(
     scope: cutlass.Constexpr,
     async_reader: cutlass.Constexpr,
     dtype: cutlass.Constexpr = Int32,
+    rest_ns: cutlass.Constexpr = 0,  # between polls: of a warp that must not disturb
 ) -> tuple[Boolean, Boolean]:
     """Poll until `word >= expected`; True once it is, False when aborted or after `limit_ns`; and
     whether the first look did not find it so.
@@ -204,6 +209,8 @@ def wait_telling(
         while alive and seen < expected:
             polls = Int32(0)
             while polls < POLLS_PER_LOOK and seen < expected:
+                if cutlass.const_expr(rest_ns > 0):
+                    _rest(rest_ns)
                 seen = load_relaxed(word, dtype, scope)
                 polls += 1
             if seen < expected:

@@ -117,6 +117,7 @@ def wait_telling_or_give_up(
     epoch: Int32,
     num_ranks: cutlass.Constexpr,
     limit_ns: Int64,
+    rest_ns: cutlass.Constexpr = 0,
 ) -> tuple[cutlass.Boolean, cutlass.Boolean]:
     """Wait for a counter or a flag of the own rank; at the limit, leave a record and stop all.
 
@@ -124,7 +125,9 @@ def wait_telling_or_give_up(
     hang on a vote: each waits by itself.
     """
     abort = element(address(table, rank, Slot.abort), Int32(0), Int32)
-    came, late = wait_telling(counter, expected, abort, limit_ns, Scope.sys, False)
+    came, late = wait_telling(
+        *(counter, expected, abort, limit_ns, Scope.sys, False), rest_ns=rest_ns
+    )
     if not came:
         seen = load_relaxed(counter, Int32, Scope.sys)
         give_up(table, rank, num_ranks, role, item, Int32(-1), epoch, expected, seen)

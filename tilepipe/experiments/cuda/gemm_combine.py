@@ -67,7 +67,11 @@ class CudaGemmCombine(Homeward):
         self._stamped = {
             "fused": partial(fused, roles=roles),
             "gemm_contended": partial(
-                fused, reduces=Reduces.beside, sending=spare_table(group.heap)
+                fused,
+                # Who reduces beside tiles does so here; who joins behind them is left out.
+                roles=Roles.beside if roles is Roles.beside else Roles.fixed,
+                reduces=Reduces.beside,
+                sending=spare_table(group.heap),
             ),
         }
         gemm = partial(gemm_home_launch, group, layer, self._a)

@@ -98,6 +98,7 @@ from tilepipe.kernels.watchdog import give_up
 __all__ = [
     "IDLE_WARP",
     "NUM_THREADS",
+    "REGISTERS",
     "Operands",
     "Place",
     "allocate",
@@ -107,10 +108,9 @@ __all__ = [
 ]
 
 LOAD_WARP, STORE_WARP, HAND_OUT_WARP, IDLE_WARP = 0, 1, 2, 3
-# Registers of a thread, in units of 8: (40 + 2 x 232) x 128 = 64 512 of 65 536.
-LOAD_REGISTERS, CONSUMER_REGISTERS = 40, 232
-# The same where the fourth warp of those that load has work: (56 + 2 x 224) x 128.
-LOAD_REGISTERS_BESIDE, CONSUMER_REGISTERS_BESIDE = 56, 224
+# Registers of a thread that loads and of one that multiplies, in units of 8: (40 + 2 x 232) x 128
+# = 64 512 of 65 536; where the idle warp has work, those that multiply leave it some of theirs.
+REGISTERS = 40, 232
 
 
 # ---- role: hand tiles out
@@ -620,14 +620,12 @@ def work_on_tiles(
     finish: cutlass.Constexpr = None,  # traced for the warps that have multiplied; None: nothing
     send: cutlass.Constexpr = None,  # with GemmProblem.sends: where rows go, and who is told
     beside: cutlass.Constexpr = None,  # traced for the warp that the GEMM leaves idle; None: it is
+    registers: cutlass.Constexpr = REGISTERS,
 ):
     """All roles of a CTA, until no tile is left. Called by all threads, behind `meet_all`."""
     plan, warp = place.plan, place.warp
-    load_registers, consumer_registers = LOAD_REGISTERS, CONSUMER_REGISTERS
-    if cutlass.const_expr(beside is not None):
-        load_registers, consumer_registers = LOAD_REGISTERS_BESIDE, CONSUMER_REGISTERS_BESIDE
     if warp < WARPS_OF_GROUP:
-        cute.arch.setmaxregister_decrease(load_registers)
+        cute.arch.setmaxregister_decrease(registers[0])
         if warp == LOAD_WARP:
             _load(place, shared, operands)
         if cutlass.const_expr(plan.uses_store_warp):
@@ -641,7 +639,7 @@ def work_on_tiles(
             if warp == IDLE_WARP:
                 beside()
     else:
-        cute.arch.setmaxregister_increase(consumer_registers)
+        cute.arch.setmaxregister_increase(registers[1])
         take_record(place, shared, Int32(1))
         _multiply(place, shared, operands, tiled_mma, warp // WARPS_OF_GROUP - 1, send)
         if cutlass.const_expr(finish is not None):

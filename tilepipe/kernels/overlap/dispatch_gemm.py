@@ -13,7 +13,7 @@ the same for both lives: stages of communication lie where operands will. Sends 
 bulk copies have completed, and the barrier of the CTA lies between them and the first load.
 
 Roles.beside: no CTA communicates. The warps that load, hand out and store tiles are three of four;
-the fourth pushes rows while the others multiply, 7 loads of 16 bytes a lane in flight, and has all
+the fourth pushes rows while the others multiply, 6 loads of 16 bytes a lane in flight, and has all
 of the launch for its share. Shared memory is full, so it copies through registers, for which those
 that multiply leave it 16 more a thread. It passes no gate: rows that others wait for may be its.
 
@@ -49,7 +49,7 @@ from tilepipe.fabric.table import Role, Slot, Word
 from tilepipe.kernels import bulk, simt
 from tilepipe.kernels.edges import Edge
 from tilepipe.kernels.gemm.barriers import meet_all
-from tilepipe.kernels.gemm.grouped_sm90 import IDLE_WARP, NUM_THREADS, work_on_tiles
+from tilepipe.kernels.gemm.grouped_sm90 import IDLE_WARP, NUM_THREADS, REGISTERS, work_on_tiles
 from tilepipe.kernels.memory import LANES, address, buffer, element
 from tilepipe.kernels.move import move_rows
 from tilepipe.kernels.overlap.entries import fused_entry
@@ -62,6 +62,7 @@ __all__ = ["BESIDE_BATCH", "BESIDE_LOADS", "dispatch_gemm_entry"]
 # Of a warp that pushes beside the GEMM: loads that a lane has in flight, and rows whose flags share
 # a fence, at most.
 BESIDE_LOADS, BESIDE_BATCH = 6, 4
+BESIDE_REGISTERS = 56, 224  # of a thread that loads and of one that multiplies
 # Number of the hardware's barrier at which those meet who begin together; the GEMM has those below.
 _BEGUN = 12
 
@@ -157,7 +158,11 @@ def _multiply(
         # Rows of first tiles may be among the rest of some rank: who pushes passes no gate.
         if place.warp != IDLE_WARP:
             _begin_together(place, sending, 1)
-    work_on_tiles(place, shared, operands, products, num_clusters, beside=beside)
+    work_on_tiles(
+        *(place, shared, operands, products, num_clusters),
+        beside=beside,
+        registers=REGISTERS if beside is None else BESIDE_REGISTERS,
+    )
 
 
 @cute.jit

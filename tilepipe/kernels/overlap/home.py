@@ -130,6 +130,8 @@ def plan_home_launch(
     by_chunk = constants.granularity is Granularity.tile
     num_pieces = gemm.num_chunks if by_chunk else 1
     _check_ways(gemm, constants)
+    if roles is Roles.beside:
+        _check_beside(gemm, constants)
     if gemm.num_n_tiles % num_pieces or gemm.problem.n % gemm.tile_n * (num_pieces > 1):
         raise ValueError(
             f"num_chunks={num_pieces}: {gemm.problem.n} columns in tiles of {gemm.tile_n} are no "
@@ -178,6 +180,21 @@ def _beside_bytes(num_ranks: int) -> int:
 def home_gemm_bytes(num_ranks: int) -> int:
     """Shared memory to plan the GEMM for, so that all else fits beside it."""
     return SHARED_BYTES - max(0, _beside_bytes(num_ranks) - BESIDE_RINGS_BYTES)
+
+
+def _check_beside(gemm: KernelPlan, constants: Constants) -> None:
+    """Refuse what a warp beside the tiles does not do: bring rows home, wait for ranks."""
+    if not gemm.problem.sends:
+        raise ValueError(
+            "kernel.roles=beside: no CTA would bring rows home with kernel.push=ctas; type "
+            "kernel.push=epilogue, or kernel.roles=switch"
+        )
+    if constants.by_rank:
+        raise ValueError(
+            "kernel.roles=beside: tokens are reduced as they complete, and with "
+            "kernel.home_granularity=rank none does; type kernel.home_granularity=token, or "
+            "kernel.roles=switch"
+        )
 
 
 def _check_ways(gemm: KernelPlan, constants: Constants) -> None:
