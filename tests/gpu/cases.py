@@ -15,6 +15,7 @@ from tilepipe.config.choices import (
     Layout,
     Order,
     Push,
+    Roles,
     Walk,
 )
 from tilepipe.fabric.table import Slot, Word
@@ -94,7 +95,8 @@ def group_of(
             spare=spare,
         ),
         Knobs(
-            num_ctas=chosen.num_ctas,
+            # With Roles.beside no CTA communicates.
+            num_ctas=0 if getattr(chosen, "roles", None) is Roles.beside else chosen.num_ctas,
             copy=chosen.copy,
             pace_gbps=chosen.pace_gbps,
             pace_latency_ns=chosen.pace_latency_ns,

@@ -19,10 +19,10 @@ from tilepipe.launch.worker import Job, Records, at_job_boundary, run_point
 _OUT = ("kernel=dispatch_gemm", "workload.hidden=256", "workload.intermediate=256")
 _HOME = ("kernel=gemm_combine", "workload.hidden=4096", "workload.intermediate=256")
 SIZES = ("workload.num_tokens=300", "workload.num_experts=16", "workload.num_topk=4")
-_BULK = "kernel.copy=tma"
+_BULK, _SWITCH = "kernel.copy=tma", "kernel.roles=switch"
 # Name -> words; every value of copy, granularity, order, roles and layout twice or more.
 CASES = {
-    "out_plain": (*_OUT,),
+    "out_plain": (*_OUT, _SWITCH),
     "out_bulk_expert_random": (*_OUT, _BULK, "kernel.granularity=expert", "kernel.order=random"),
     "out_token_packed": (
         *(*_OUT, "kernel.granularity=token", "kernel.layout=packed"),
@@ -33,11 +33,13 @@ CASES = {
         *("kernel.order=random", "routing=ragged"),
     ),
     "out_expert_hot": (
-        *(*_OUT, "kernel.granularity=expert", "kernel.order=edf_list", "routing=hot_rank"),
+        *(*_OUT, _SWITCH, "kernel.granularity=expert", "kernel.order=edf_list"),
+        "routing=hot_rank",
     ),
-    "out_beside": (*_OUT, "kernel.num_comm_ctas=0", "routing=ragged"),
+    "out_beside": (*_OUT, "routing=ragged"),
     "out_bulk_packed": (*_OUT, _BULK, "kernel.layout=packed", "routing=all_remote"),
-    "home_plain": (*_HOME,),
+    "home_plain": (*_HOME, _SWITCH),
+    "home_beside": (*_HOME, "routing=ragged"),
     "home_bulk_token": (*_HOME, _BULK, "kernel.granularity=token", "routing=masked"),
     "home_by_rank_packed": (
         *(*_HOME, "kernel.home_granularity=rank", "kernel.layout=packed"),

@@ -71,7 +71,7 @@ class LayerCase:
         self.h = torch.empty(
             chosen.num_ranks, rows, chosen.intermediate, dtype=torch.bfloat16, device=device
         )
-        together, alone = chosen.roles is Roles.switch, ctas_alone(group, self.first)
+        together, alone = chosen.roles is not Roles.fixed, ctas_alone(group, self.first)
         self.fused = [
             fused_launch(
                 *(group, self.first, self.h),

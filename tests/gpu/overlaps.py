@@ -48,10 +48,6 @@ class Chosen(Choice):
     gates: bool = False
     num_stamps: int = 0
 
-    def __post_init__(self) -> None:
-        if self.roles is Roles.beside:  # where no CTA communicates
-            object.__setattr__(self, "num_ctas", 0)
-
 
 def layer_of(chosen: Chosen, device: torch.device) -> Layer:
     """Weights of all experts."""

@@ -13,7 +13,7 @@ import torch
 from benchmarks.program import need_gpus, run
 from tests.experiments.groups import random_routing
 from tests.gpu.layers import ChosenLayer, LayerCase
-from tilepipe.config.choices import Copy, Granularity, Layout
+from tilepipe.config.choices import Copy, Granularity, Layout, Push, Roles, Walk
 from tilepipe.fabric.table import Slot
 
 TOKENS = [(37, 129), (64, 0)]  # of each rank, launch by launch
@@ -30,6 +30,7 @@ SMALL = {
 CASES = {
     "tma": {},
     "simt": {"copy": Copy.simt},
+    "beside": {"roles": Roles.beside, "push": Push.epilogue, "walk": Walk.chunk},
     "token": {"granularity": Granularity.token, "layout": Layout.packed},
 }
 

@@ -12,7 +12,15 @@ import sys
 from benchmarks.program import need_gpus, run
 from tests.experiments.groups import random_routing
 from tests.gpu.overlaps import Chosen, FusedCase, HomeCase
-from tilepipe.config.choices import Copy, Granularity, HomeGranularity, Layout, Roles
+from tilepipe.config.choices import (
+    Copy,
+    Granularity,
+    HomeGranularity,
+    Layout,
+    Push,
+    Roles,
+    Walk,
+)
 from tilepipe.kernels.gemm.plan import GemmTuning
 
 TOKENS = [(37, 129), (64, 0)]  # of each rank, launch by launch
@@ -34,6 +42,7 @@ OUT_CASES = {
 HOME_CASES = {
     "home_tma": {"roles": Roles.switch},
     "home_simt": {"copy": Copy.simt, "roles": Roles.switch},
+    "home_beside": {"roles": Roles.beside, "push": Push.epilogue, "walk": Walk.chunk},
     "home_token": {"granularity": Granularity.token, "home_granularity": HomeGranularity.rank},
     "home_expert": {"granularity": Granularity.expert, "layout": Layout.packed},
 }

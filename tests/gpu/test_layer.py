@@ -44,6 +44,8 @@ ALONE = [
     SENT,
     {**SENT, "num_ranks": 4, "layout": Layout.packed},
     {**SENT, "num_ranks": 8, "copy": Copy.simt, "roles": Roles.fixed},
+    {**SENT, "roles": Roles.beside},
+    {**SENT, "num_ranks": 4, "layout": Layout.packed, "roles": Roles.beside},
     {"push": Push.epilogue, "hidden": 712},
     {"order": Order.random, "num_ranks": 4},
     {"layout": Layout.packed, "num_ranks": 2},
@@ -60,7 +62,7 @@ AXES = {
     "home_granularity": list(HomeGranularity),
     "order": list(Order),
     "layout": list(Layout),
-    "roles": list(Roles),
+    "roles": [Roles.fixed, Roles.switch],  # rows are not sent by the epilogue
     "num_chunks": [1, 2],
     "kind": ["uniform", "one_expert", "masked"],
 }
@@ -95,6 +97,7 @@ def test_every_token_is_right_and_has_the_bits_of_the_unfused_layer(case):
         {"num_ranks": 8, "copy": Copy.simt},
         {"granularity": Granularity.token},
         {**SENT, "num_ranks": 4},
+        {**SENT, "num_ranks": 4, "roles": Roles.beside},
     ],
     ids=name_of,
 )

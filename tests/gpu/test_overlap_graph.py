@@ -10,7 +10,15 @@ if not torch.cuda.is_available():
 
 from tests.gpu.overlaps import Chosen, FusedCase, HomeCase  # noqa: E402
 from tests.gpu.test_overlap import name_of, routings_of  # noqa: E402
-from tilepipe.config.choices import Copy, Granularity, HomeGranularity, Layout, Roles  # noqa: E402
+from tilepipe.config.choices import (  # noqa: E402
+    Copy,
+    Granularity,
+    HomeGranularity,
+    Layout,
+    Push,
+    Roles,
+    Walk,
+)
 
 NUM_ROUNDS = 4  # through all routings
 KINDS = ("uniform", "one_expert", "masked")
@@ -25,6 +33,13 @@ HOME_CASES = [
     {"num_ranks": 4, "num_chunks": 2, "roles": Roles.switch},
     {"num_ranks": 2, "copy": Copy.simt, "home_granularity": HomeGranularity.rank},
     {"granularity": Granularity.token, "layout": Layout.packed, "roles": Roles.switch},
+    {
+        "num_ranks": 2,
+        "num_chunks": 2,
+        "push": Push.epilogue,
+        "walk": Walk.chunk,
+        "roles": Roles.beside,
+    },
 ]
 
 

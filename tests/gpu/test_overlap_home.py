@@ -59,6 +59,18 @@ ALONE = [
     {"push": Push.epilogue, "num_chunks": 4, "layout": Layout.packed, "walk": Walk.chunk},
     {"push": Push.epilogue, "tuning": GemmTuning(cluster_m=2), "num_chunks": 2, "num_ranks": 2},
     {"push": Push.epilogue, "tuning": PING_PONG, "num_chunks": 4, "num_ranks": 2},
+    {**SENT, "roles": Roles.beside},
+    {**SENT, "roles": Roles.beside, "num_ranks": 8, "copy": Copy.simt},
+    {**SENT, "roles": Roles.beside, "num_topk": 8, "num_experts": 16, "num_ranks": 2},
+    {**SENT, "roles": Roles.beside, "tuning": PING_PONG, "num_topk": 3, "n": 3072},
+    {"push": Push.epilogue, "roles": Roles.beside, "n": 1000},
+    {
+        "push": Push.epilogue,
+        "roles": Roles.beside,
+        "tuning": GemmTuning(cluster_m=2),
+        "num_chunks": 2,
+        "num_ranks": 2,
+    },
     {"walk": Walk.chunk, "num_chunks": 4},
     {"walk": Walk.chunk, "num_chunks": 2, "copy": Copy.simt, "num_ranks": 2},
 ]
@@ -79,6 +91,10 @@ AXES = {
 def fits(case):
     """Chunks that go home one by one, or are early, are told of one by one."""
     by_chunk = case["push"] is Push.epilogue or case["walk"] is Walk.chunk
+    if case["roles"] is Roles.beside and (
+        case["push"] is Push.ctas or case["home_granularity"] is HomeGranularity.rank
+    ):
+        return False
     return case["granularity"] is Granularity.tile or not by_chunk
 
 
@@ -103,7 +119,11 @@ def test_tokens_are_right_and_the_same_bits_as_unfused_launch_after_launch(case)
             assert torch.equal(own, other)
 
 
-@pytest.mark.parametrize("case", [*({"copy": copy} for copy in Copy), SENT], ids=name_of)
+@pytest.mark.parametrize(
+    "case",
+    [*({"copy": copy} for copy in Copy), SENT, {**SENT, "roles": Roles.beside}],
+    ids=name_of,
+)
 def test_tokens_wait_for_rows_that_come_home_late(case):
     chosen = chosen_of({**case, "pace_gbps": 2.0, "pace_latency_ns": 20_000, "num_ranks": 2})
     (routing,) = routings_of(chosen, count=1)
@@ -153,7 +173,11 @@ def test_a_hundred_launches_of_changing_routing_stay_right(name):
 
 
 @pytest.mark.parametrize("reduces", [Reduces.beside, Reduces.none])
-@pytest.mark.parametrize("case", [*({"copy": copy} for copy in Copy), SENT], ids=name_of)
+@pytest.mark.parametrize(
+    "case",
+    [*({"copy": copy} for copy in Copy), SENT, {**SENT, "roles": Roles.beside}],
+    ids=name_of,
+)
 def test_rows_that_are_pushed_aside_change_nothing_at_home(case, reduces):
     chosen = chosen_of({"num_chunks": 4, **case, "num_ranks": 2})
     (routing,) = routings_of(chosen, count=1)

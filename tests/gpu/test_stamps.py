@@ -63,6 +63,7 @@ RETURNING = [
     {"home_granularity": HomeGranularity.rank, "num_ranks": 4, "num_chunks": 2},
     {"tuning": GemmTuning(cluster_m=2), "num_chunks": 2, "num_ranks": 2, "roles": Roles.switch},
     {"push": Push.epilogue, "num_chunks": 4, "roles": Roles.switch},
+    {"push": Push.epilogue, "num_chunks": 4, "walk": Walk.chunk, "roles": Roles.beside},
     {"push": Push.epilogue, "num_chunks": 2, "walk": Walk.chunk, "num_ranks": 4},
 ]
 

@@ -25,6 +25,7 @@ SIZES = (
 )
 CASES = [
     ("measure.baselines=[torch]",),
+    ("kernel.num_comm_ctas=8",),
     ("kernel.copy=tma", "kernel.granularity=expert", "kernel.order=random"),
     ("kernel.granularity=token", "kernel.roles=fixed", "routing=masked"),
     ("kernel.layout=packed", "kernel.home_granularity=rank", "routing=ragged"),
@@ -36,10 +37,7 @@ CASES = [
 def test_layers_equal_the_oracle_between_gpus(tmp_path):
     shared = (f"hardware={NAME}", f"launch.num_ranks={NUM_GPUS}", "workload=tiny")
     few = ("measure=quick", "measure.num_iters=5", "launch.time_limit_s=200")
-    points = [
-        compose_point(*shared, "kernel=moe_layer", "kernel.num_comm_ctas=8", *SIZES, *few, *words)
-        for words in CASES
-    ]
+    points = [compose_point(*shared, "kernel=moe_layer", *SIZES, *few, *words) for words in CASES]
 
     code = run_points(points, results_dir=tmp_path)
 
