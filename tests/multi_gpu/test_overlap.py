@@ -54,7 +54,7 @@ WAITED = r"rank \d waited 2 s \(launch\.watchdog_ms\): role "
 
 def point_of(*words, num_ranks=NUM_GPUS):
     group = (f"hardware={NAME}", f"launch.num_ranks={num_ranks}", "workload=tiny", *FEW)
-    return compose_point(*group, "kernel.num_comm_ctas=8", *SIZES, *words)
+    return compose_point(*group, *SIZES, *words)
 
 
 @pytest.mark.parametrize("name", CASES)
