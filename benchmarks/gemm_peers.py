@@ -254,10 +254,7 @@ class _Run:
             if row["shape"] == shape.name and row["contender"] in TUNINGS and row["median_us"]
         ]
         named = min(times)[1] if times else ""
-        num_filled = sum(count > 0 for count in shape.counts)
-        by_default = default_tuning(
-            num_rows=sum(shape.counts), num_filled_experts=num_filled, k=family.k
-        )
+        by_default = default_tuning(shape.counts, k=family.k)
         self._best = TUNINGS.get(named, by_default)
 
     def tunings(self, names: list[str]) -> None:

@@ -3,9 +3,10 @@
     python -m benchmarks.stamps_agree FOLDER [NAME ...] [--limit-s 60] [--lock FILE]
 
 Workload deepseek_v3_ep8_rank unless a job says otherwise, 4096 tokens, one GPU. A process a job,
-all at once: they compile, and read what launches have left, beside each other, and a lock lets one
-of them launch at a time. FOLDER gets a JSON file a job, `timeline-NAME.parquet` with the spans, and
-`agreement.csv`. A job compares what fused and stamped launches leave with the FP32 oracle.
+all at once: they compile, and read what launches have left, beside each other. A lock lets one of
+them launch at a time, once all have compiled. FOLDER gets a JSON file a job,
+`timeline-NAME.parquet` with the spans, and `agreement.csv`. A job compares what fused and stamped
+launches leave with the FP32 oracle.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from benchmarks.program import need_gpus, run
 _DISPATCH = "kernel=dispatch_gemm kernel.num_comm_ctas=12"
 _COMBINE = "kernel=gemm_combine kernel.num_comm_ctas=24 kernel.push=ctas kernel.walk=expert"
 JOBS = {
+    "dispatch_beside": "kernel=dispatch_gemm kernel.copy=tma",
     "dispatch_switch": f"{_DISPATCH} kernel.roles=switch",
     "dispatch_fixed": f"{_DISPATCH} kernel.roles=fixed",
     "dispatch_fixed_6": "kernel=dispatch_gemm kernel.num_comm_ctas=6 kernel.roles=fixed",
@@ -37,13 +39,16 @@ JOBS = {
     "combine_fixed": f"{_COMBINE} kernel.roles=fixed",
     "combine_tma": f"{_COMBINE} kernel.roles=switch kernel.copy=tma",
     "combine_token": f"{_COMBINE} kernel.roles=switch kernel.granularity=token",
-    "combine_sent": "kernel=gemm_combine",
+    "combine_beside": "kernel=gemm_combine",
+    "combine_sent": "kernel=gemm_combine kernel.roles=switch",
     "combine_8_ranks": "kernel=gemm_combine kernel.num_comm_ctas=4 kernel.push=ctas "
     "kernel.walk=expert workload=deepseek_v3 workload.num_tokens=512 launch.num_ranks=8",
 }
+_NAMES = "jobs"  # the file in FOLDER that names those of a run
 _TIMED = ("fused", "gemm_contended")
 _NUM_ITERS = 15
 _NUM_PAIRS = 7  # of launches with stamps and without
+_READY_S = 30.0  # that a job waits for the others
 _COLUMNS = (
     *("job", "fused_us", "contended_us", "stamping_cost", "term", "breakdown_us", "low_us"),
     *("high_us", "stamped_us", "alone_us", "allowed_us", "agrees", "kernel_us", "spans_us"),
@@ -86,6 +91,7 @@ def run_job(name: str, folder: Path, lock_file: Path) -> None:
         trial = kind(session)
         for contender in _TIMED:
             trial.stamped(contender, FIRST_ROOM)  # compiled before the GPU is asked for
+        _await_others(name, folder)
         with lock_file.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             series = _series(trial)
@@ -100,6 +106,20 @@ def run_job(name: str, folder: Path, lock_file: Path) -> None:
     row["faults"] = "; ".join(faults)
     (folder / f"{name}.json").write_text(json.dumps(row))
     _write_spans(folder / f"timeline-{name}.parquet", spans)
+
+
+def _await_others(name: str, folder: Path) -> None:
+    """Return once every job has compiled what it launches, which disturbs those that are timed, or
+    this one has waited for as long as it may."""
+    _ready_file(folder, name).touch()
+    names = (folder / _NAMES).read_text().split() if (folder / _NAMES).exists() else []
+    ends = time.monotonic() + _READY_S
+    while time.monotonic() < ends and not all(_ready_file(folder, n).exists() for n in names):
+        time.sleep(0.1)
+
+
+def _ready_file(folder: Path, name: str) -> Path:
+    return folder / f"{name}.ready"
 
 
 def _read(name: str, config: Any, series: Any, taken: Any) -> tuple[dict[str, Any], Any]:
@@ -206,6 +226,9 @@ def _write_spans(path: Path, spans: Any) -> None:
 def _run_all(names: list[str], folder: Path, limit_s: float, lock: Path) -> list[str]:
     """Those that have failed."""
     running = {}
+    (folder / _NAMES).write_text("\n".join(names))
+    for name in names:
+        _ready_file(folder, name).unlink(missing_ok=True)
     for name in names:
         words = (sys.executable, "-m", __spec__.name, str(folder), "--job", name)
         words += ("--lock", str(lock))

@@ -238,3 +238,20 @@ def test_children_of_stamps_agree_end_with_it_and_what_ended_is_told(tmp_path, m
         stamps_agree.main()
 
     assert len((tmp_path / "agreement.csv").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("is_ready", [True, False])
+def test_jobs_of_stamps_agree_wait_for_each_other_and_not_for_ever(tmp_path, monkeypatch, is_ready):
+    from benchmarks import stamps_agree
+
+    rests = []
+    monkeypatch.setattr(stamps_agree, "_READY_S", 0.3)
+    monkeypatch.setattr(stamps_agree.time, "sleep", rests.append)
+    (tmp_path / "jobs").write_text("one\nother")
+    if is_ready:
+        (tmp_path / "other.ready").touch()
+
+    stamps_agree._await_others("one", tmp_path)
+
+    assert (tmp_path / "one.ready").exists()
+    assert bool(rests) != is_ready

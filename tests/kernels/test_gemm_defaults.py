@@ -22,12 +22,30 @@ def test_every_default_can_be_planned(default):
     assert plan.num_stages >= 4
 
 
-@given(num_rows=st.integers(0, 10**6), num_filled=st.integers(0, 256), k=st.integers(8, 20_000))
-def test_every_shape_has_a_default_and_more_rows_never_a_smaller_tile(num_rows, num_filled, k):
-    fewer = default_tuning(num_rows=num_rows, num_filled_experts=num_filled, k=k)
-    more = default_tuning(num_rows=2 * num_rows, num_filled_experts=num_filled, k=k)
+@given(counts=st.lists(st.integers(0, 10_000), max_size=64), k=st.integers(8, 20_000))
+def test_every_shape_has_a_default_and_more_rows_never_fewer_rows_a_tile(counts, k):
+    fewer = default_tuning(counts, k=k)
+    more = default_tuning([2 * count for count in counts], k=k)
 
     assert fewer.tile_m <= more.tile_m
+
+
+@pytest.mark.parametrize(
+    ("counts", "k", "tile"),
+    [
+        ([128] * 32, 2048, (128, 128)),
+        ([128] * 31 + [0], 2048, (128, 128)),
+        ([128] * 32, 7168, (128, 256)),
+        ([1024] * 32, 2048, (128, 256)),
+        ([140] * 32, 2048, (128, 256)),  # a quarter of the blocks is empty
+        ([32] * 32, 2048, (64, 256)),
+        ([], 2048, (64, 256)),
+    ],
+)
+def test_short_full_tiles_and_skinny_experts_have_tunings_of_their_own(counts, k, tile):
+    tuning = default_tuning(counts, k=k)
+
+    assert (tuning.tile_m, tuning.tile_n) == tile
 
 
 @pytest.mark.parametrize(
