@@ -133,6 +133,7 @@ class Contender:
     launches: list[Callable[[], None]]
     num_gemm_ctas: int  # for which the last tiles are cut
     preset: bool = False  # flags are set ahead
+    num_first_ctas: int | None = None  # whose first tiles open; None: of the GEMM beside others
 
 
 def row_of(name: str, found: list[int] | None, base: list[int], wrong: str) -> list[Any]:
@@ -223,6 +224,13 @@ class Bench:
             for name in contenders
         ]
 
+    def _upload(self, group: DeviceGroup, contender: Contender) -> None:
+        upload_layer(
+            *(group, self.layer),
+            num_gemm_ctas=contender.num_gemm_ctas,
+            num_first_ctas=contender.num_first_ctas,
+        )
+
     def _open(self, group: DeviceGroup, preset: bool) -> None:
         group.open(exchange=True, preset=preset)
 
@@ -230,7 +238,7 @@ class Bench:
         self, group: DeviceGroup, contender: Contender, number: int
     ) -> dict[str, tuple[int, int]]:
         """One window of the launches, behind the gate."""
-        upload_layer(group, self.layer, num_gemm_ctas=contender.num_gemm_ctas)
+        self._upload(group, contender)
 
         def all_of_them() -> None:
             for launch in contender.launches:
@@ -243,7 +251,7 @@ class Bench:
 
     def check(self, group: DeviceGroup, contender: Contender) -> str:
         """Run on poisoned memory with a payload of its own; what is wrong, or nothing."""
-        upload_layer(group, self.layer, num_gemm_ctas=contender.num_gemm_ctas)
+        self._upload(group, contender)
         self.payload += 1
         self.session.fill_rows_to_send(self.payload)
         poison(group.tensor(0, Slot.recv_x))

@@ -21,8 +21,8 @@ pytest.importorskip("cutlass")
 ROOT = Path(benchmarks.__file__).resolve().parents[1]
 # Of the program modules those that measure on a GPU.
 ON_GPU = [
-    *("beside_limit", "comm_ctas", "depths", "gemm_peers", "home_times", "home_ways"),
-    *("overlap_times", "plan_times", "stamps_agree"),
+    *("beside_limit", "beside_tiles", "comm_ctas", "depths", "gemm_peers", "home_times"),
+    *("home_ways", "overlap_times", "plan_times", "stamps_agree"),
 ]
 
 

@@ -104,7 +104,8 @@ def by_granularity(hardware: str, granularity: Any, tile: Any, others: Any) -> A
 def comm_ctas(hardware: str, count: int, *, _parent_: DictConfig) -> int | None:
     """Communication CTAs: `count` where roles are typed that have some, else none; null on the
     host."""
-    return by_device(hardware, count if _sets_aside(_parent_) else 0, None)
+    found: int | None = by_device(hardware, count if _sets_aside(_parent_) else 0, None)
+    return found
 
 
 def home_ctas(
@@ -114,7 +115,8 @@ def home_ctas(
     tiles and tokens are reduced one by one."""
     words = [word.name if isinstance(word, Enum) else word for word in (push, home_granularity)]
     beside = words == ["epilogue", "token"] and not _sets_aside(_parent_)
-    return by_device(hardware, 0 if beside else count, None)
+    found: int | None = by_device(hardware, 0 if beside else count, None)
+    return found
 
 
 def _sets_aside(kernel: DictConfig) -> bool:
@@ -149,7 +151,8 @@ def operation(kernel: DictConfig) -> str:
 
 def roles(hardware: str, num_comm_ctas: Any) -> str | None:
     """What CTAs of a fused launch do where so many communicate; null on the host without CTAs."""
-    return by_device(hardware, "beside" if num_comm_ctas == 0 else "switch", None)
+    found: str | None = by_device(hardware, "beside" if num_comm_ctas == 0 else "switch", None)
+    return found
 
 
 def num_tokens(routing: Any, count: int) -> int | None:
