@@ -41,8 +41,8 @@ os.environ.update(
     dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 )
 
-# Imported modules are no garbage: without this their collection takes a quarter of the time that
-# tests take to be found, and copies of a process start with pages of their own.
+# What is imported is no garbage, but looking through it would take a quarter of the time in which
+# tests are found, and copy it into every rank that a test forks.
 gc.disable()
 
 
