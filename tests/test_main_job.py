@@ -20,8 +20,6 @@ from tilepipe.run import main
 # What comes of every value with every operation: tests/experiments/test_conformance.py.
 OUT_OR_HOME = [Operation.dispatch_gemm, Operation.combine]
 HOME_TOO = [Operation.moe_layer, Operation.gemm_combine]
-
-
 ALWAYS = ("hardware=cpu", "measure=quick")
 
 

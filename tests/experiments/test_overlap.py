@@ -72,7 +72,7 @@ def undelayed_ms(operation, attempt):
     return terms_ms(operation, NO_DELAYS)
 
 
-# 16 tickets a rank, 8 tiles a rank; a rank's sends and tiles are what makes it late. Of both 160 ms.
+# 16 tickets and 8 tiles a rank: what makes it late, 160 ms by either.
 @pytest.mark.parametrize(
     ("operation", "delays", "term", "expected_ms"),
     [

@@ -70,7 +70,7 @@ def register(scratch: Path | None = None) -> None:
 
 @cache
 def _store_schemas() -> None:
-    """What is the same in every process; a fifth of the time that composing one point takes."""
+    """Once a process: a quarter of the time that composing a point takes."""
     store = ConfigStore.instance()
     # A group of their own, so that no schema becomes an option a user could choose.
     store.store(group="schema", name="root", node=Root)
