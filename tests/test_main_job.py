@@ -1,29 +1,48 @@
-"""The program as a user types it: every operation, order, granularity and layout, and a trace."""
+"""The program as a user types it: every operation, order, granularity and layout, and a trace.
+
+Most of it in this process, which has imported the libraries once; as a process of its own there are
+a good run, one whose reader leaves, and those of test_streams.py, test_bursts.py and others.
+"""
 
 import itertools
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from tilepipe.config.choices import Granularity, HomeGranularity, Law, Layout, Operation, Order
+from tilepipe.run import main
 
 # What comes of every value with every operation: tests/experiments/test_conformance.py.
 OUT_OR_HOME = [Operation.dispatch_gemm, Operation.combine]
 HOME_TOO = [Operation.moe_layer, Operation.gemm_combine]
+ALWAYS = ("hardware=cpu", "measure=quick")
 
 
-def run(*words, cwd):
-    return subprocess.run(
-        [sys.executable, "-m", "tilepipe.run", "hardware=cpu", "measure=quick", *words],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+@dataclass(frozen=True)
+class Done:
+    """What a command left."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path, capfd):
+    """Run the program, its ranks included, on the words of a command line."""
+    monkeypatch.chdir(tmp_path)
+
+    def typed(*words):
+        monkeypatch.setattr(sys, "argv", ["run.py", *ALWAYS, *words])
+        code = main()
+        return Done(code, *capfd.readouterr())
+
+    return typed
 
 
 def summary(cwd, name):
@@ -44,8 +63,8 @@ def names(*axes):
     return set(itertools.product(*([member.name for member in axis] for axis in axes)))
 
 
-# A start of the program costs as much as three points, so operations share one.
-def test_rows_go_out_and_home_over_every_layout_and_granularity(tmp_path):
+# Operations share one command: composing its points costs as much as running them.
+def test_rows_go_out_and_home_over_every_layout_and_granularity(run, tmp_path):
     done = run(
         axis("kernel", OUT_OR_HOME),
         "workload=tiny",
@@ -53,7 +72,6 @@ def test_rows_go_out_and_home_over_every_layout_and_granularity(tmp_path):
         axis("kernel.layout", Layout),
         axis("kernel.granularity", Granularity),
         "name=moving",
-        cwd=tmp_path,
     )
 
     assert done.returncode == 0, done.stderr
@@ -61,14 +79,13 @@ def test_rows_go_out_and_home_over_every_layout_and_granularity(tmp_path):
     assert found == names(OUT_OR_HOME, Layout, Granularity)
 
 
-def test_rows_go_out_and_home_in_every_order(tmp_path):
+def test_rows_go_out_and_home_in_every_order(run, tmp_path):
     done = run(
         axis("kernel", HOME_TOO),
         "workload=tiny",
         "launch.num_ranks=2",
         axis("kernel.order", Order),
         "name=moving",
-        cwd=tmp_path,
     )
 
     assert done.returncode == 0, done.stderr
@@ -82,21 +99,20 @@ def test_rows_go_out_and_home_in_every_order(tmp_path):
         ([Operation.combine, Operation.gemm_combine], "home_granularity", HomeGranularity),
     ],
 )
-def test_what_only_some_operations_have_takes_every_value(operations, key, members, tmp_path):
+def test_what_only_some_operations_have_takes_every_value(run, operations, key, members, tmp_path):
     done = run(
         axis("kernel", operations),
         "workload=tiny",
         "launch.num_ranks=2",
         axis(f"kernel.{key}", members),
         "name=some",
-        cwd=tmp_path,
     )
 
     assert done.returncode == 0, done.stderr
     assert values(summary(tmp_path, "some"), "operation", key) == names(operations, members)
 
 
-def test_every_law_meets_ranks(tmp_path):
+def test_every_law_meets_ranks(run, tmp_path):
     laws = [law.name for law in Law if law not in (Law.trace, Law.counts)]
 
     done = run(
@@ -106,7 +122,6 @@ def test_every_law_meets_ranks(tmp_path):
         "workload.num_topk=2",
         "launch.num_ranks=4",
         "name=laws",
-        cwd=tmp_path,
     )
 
     assert done.returncode == 0, done.stderr
@@ -134,7 +149,9 @@ def write_trace(path, num_tokens, num_experts, num_topk):
 
 
 @pytest.mark.parametrize("experiment", ["dispatch_gemm", "gemm_combine"])
-def test_a_recorded_trace_is_one_point_with_all_its_tokens_and_its_imbalance(experiment, tmp_path):
+def test_a_recorded_trace_is_one_point_with_all_its_tokens_and_its_imbalance(
+    run, experiment, tmp_path
+):
     loads = write_trace(tmp_path / "trace.jsonl", 203, 8, 2)
 
     done = run(
@@ -146,7 +163,6 @@ def test_a_recorded_trace_is_one_point_with_all_its_tokens_and_its_imbalance(exp
         "routing.path=trace.jsonl",
         "routing.layer=5",
         "launch.num_ranks=4",
-        cwd=tmp_path,
     )
 
     assert done.returncode == 0, done.stderr
@@ -159,7 +175,7 @@ def test_a_recorded_trace_is_one_point_with_all_its_tokens_and_its_imbalance(exp
     assert f"{rows[0]['expert_max_over_mean']:.3g}" in done.stdout
 
 
-def test_a_typed_token_count_caps_a_trace(tmp_path):
+def test_a_typed_token_count_caps_a_trace(run, tmp_path):
     write_trace(tmp_path / "trace.jsonl", 203, 8, 2)
 
     done = run(
@@ -173,7 +189,6 @@ def test_a_typed_token_count_caps_a_trace(tmp_path):
         "routing.layer=3",
         "launch.num_ranks=3",
         "workload.num_experts=9",
-        cwd=tmp_path,
     )
 
     assert done.returncode == 0, done.stderr
@@ -195,10 +210,10 @@ def test_a_typed_token_count_caps_a_trace(tmp_path):
         (("results_dir=one,two",), "results_dir=two: a sweep has one value, and one was typed too"),
     ],
 )
-def test_bad_input_leaves_one_clear_sentence_and_an_exit_code(words, sentence, tmp_path):
+def test_bad_input_leaves_one_clear_sentence_and_an_exit_code(run, words, sentence, tmp_path):
     write_trace(tmp_path / "trace.jsonl", 20, 8, 2)
 
-    done = run("workload=tiny", "workload.num_topk=4", "launch.num_ranks=2", *words, cwd=tmp_path)
+    done = run("workload=tiny", "workload.num_topk=4", "launch.num_ranks=2", *words)
 
     assert done.returncode != 0
     assert sentence in done.stdout + done.stderr
@@ -206,12 +221,20 @@ def test_bad_input_leaves_one_clear_sentence_and_an_exit_code(words, sentence, t
 
 
 def test_a_good_run_says_nothing_on_stderr(tmp_path):
-    done = run("kernel=dispatch", "workload=tiny", "launch.num_ranks=2", cwd=tmp_path)
+    words = ("kernel=dispatch", "workload=tiny", "launch.num_ranks=2")
+
+    done = subprocess.run(
+        [sys.executable, "-m", "tilepipe.run", *ALWAYS, *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_numbers_that_no_table_holds_are_refused_and_the_other_points_run(tmp_path):
+def test_numbers_that_no_table_holds_are_refused_and_the_other_points_run(run, tmp_path):
     wrong = [
         "workload.num_tokens=9223372036854775808",
         "kernel.capacity_factor=nan",
@@ -224,7 +247,6 @@ def test_numbers_that_no_table_holds_are_refused_and_the_other_points_run(tmp_pa
         "workload=tiny",
         "launch.num_ranks=2",
         *(f"{word},{value}" for word, value in zip(wrong, good, strict=True)),
-        cwd=tmp_path,
     )
 
     rows = summary(tmp_path, "typed_dispatch")

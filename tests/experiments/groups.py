@@ -1,6 +1,7 @@
 """Whole groups of ranks that measure operations of one configuration, in forked processes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from tilepipe.experiments import entry, setting
 from tilepipe.fabric.host import HeapPlace
 from tilepipe.host.delays import NO_DELAYS, Delays
 from tilepipe.records import RankRecord
+from tilepipe.workload import payload
 from tilepipe.workload.routing import Routing
 
 KERNELS = {
@@ -105,13 +107,23 @@ def _measure_all(
     routing: Routing,
     delays: Sequence[Delays],
 ) -> list[RankRecord]:
-    setting.draw = lambda *_, **__: routing  # this process only
+    # This process only. Operations, and the oracle at both gates, multiply by the same weights.
+    setting.draw = lambda *_, **__: routing
+    payload.expert_weights = cache(_read_only_weights)
     records = []
     for number, config in enumerate(configs):
         own_place = HeapPlace(token=f"{place.token}-{number}", shm_dir=place.shm_dir)
         own_delays = delays[rank] if delays else NO_DELAYS
         records.append(entry.run_rank(config, rank=rank, place=own_place, delays=own_delays))
     return records
+
+
+def _read_only_weights(
+    expert: int, num_n: int, num_k: int, make: Callable[..., Any] = payload.expert_weights
+) -> Any:
+    weights = make(expert, num_n, num_k)
+    weights.setflags(write=False)
+    return weights
 
 
 def wrong_verdicts(records: Sequence[RankRecord]) -> list[str]:

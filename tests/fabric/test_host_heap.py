@@ -14,14 +14,14 @@ from tilepipe.fabric.host import ArraySpec, HostHeap, remove_leftovers
 MIB = 2**20
 
 
-def open_heap(rank, place, num_ranks, num_bytes=4096):
+def open_heap(rank, place, num_ranks, num_bytes=4096, start_limit_s=5):
     return HostHeap(
         place,
         rank=rank,
         num_ranks=num_ranks,
         specs={"words": ArraySpec(shape=(num_bytes // 8,), dtype=np.int64)},
         watchdog_s=5,
-        start_limit_s=5,
+        start_limit_s=start_limit_s,
     )
 
 
@@ -117,14 +117,14 @@ def test_left_overs_of_runs_that_are_gone_are_removed_and_those_of_living_ones_s
 
 def alone(rank, place):
     if rank == 0:
-        open_heap(rank, place, 2)
+        open_heap(rank, place, 2, start_limit_s=1)
 
 
 def test_a_peer_that_never_starts_is_named(tmp_path):
     late, _ = run_ranks(2, alone, shm_dir=tmp_path)
 
     assert late.error == "TimeoutError"
-    assert "rank 0 waited 5 s for the shared memory of rank 1" in late.text
+    assert "rank 0 waited 1 s for the shared memory of rank 1" in late.text
 
 
 def test_a_processor_with_another_store_order_is_refused(tmp_path, monkeypatch):

@@ -6,12 +6,13 @@ Compiled for sm_90a; needs no GPU.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pytest
 
 from tests.experiments.pairwise import pairwise
-from tests.kernels.sass import MachineCode, disassemble
+from tests.kernels.sass import MachineCode, disassemble_all
 from tests.kernels.waits import waits_in
 from tilepipe.config.choices import Copy, Granularity, HomeGranularity
 from tilepipe.config.limits import STAGE_BYTES
@@ -180,15 +181,31 @@ def constants_for(name: str, case: dict[str, Any]) -> Constants:
     return constants_of(name, settings, shape, knobs)
 
 
-@pytest.fixture(scope="module", params=list(cases()), ids=case_id)
+CASES = list(cases())
+# As many as are read at once: nvdisasm starts as long as a case takes to compile.
+_TOGETHER = 8
+
+
+@pytest.fixture(scope="module", params=range(len(CASES)), ids=lambda number: case_id(CASES[number]))
 def compiled(request):
+    chunk, number = divmod(request.param, _TOGETHER)
+    return _chunk(chunk)[number]
+
+
+@cache
+def _chunk(number: int) -> list[Compiled]:
+    """Cases that follow one another, compiled."""
     # Only where it is wanted: the import takes two seconds.
     from tilepipe.kernels.launcher import compile_launch
 
-    name, case = request.param
-    constants = constants_for(name, case)
-    code = compile_launch(name, constants)
-    return Compiled(name, constants, code.ptx, disassemble(code.cubin))
+    chosen = CASES[number * _TOGETHER : (number + 1) * _TOGETHER]
+    constants = [constants_for(name, case) for name, case in chosen]
+    codes = [compile_launch(name, made) for (name, _), made in zip(chosen, constants, strict=True)]
+    machines = disassemble_all([code.cubin for code in codes])
+    return [
+        Compiled(name, made, code.ptx, machine)
+        for (name, _), made, code, machine in zip(chosen, constants, codes, machines, strict=True)
+    ]
 
 
 def test_every_launch_has_its_cover():

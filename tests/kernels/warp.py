@@ -6,6 +6,8 @@ names that the module imports are given. What the compiler makes of the same tex
 
 import ast
 from collections.abc import Callable, Generator, Sequence
+from functools import lru_cache
+from types import CodeType
 from typing import Any
 
 __all__ = ["LANES", "lane_functions", "run_warp"]
@@ -25,14 +27,18 @@ def lane_functions(
     A generator yields (operation, line, arguments) and is sent the operation's answer. Classes are
     left out: what they hold is given.
     """
+    names = dict(given)
+    exec(_compiled(text, tuple(meetings)), names)
+    return names
+
+
+@lru_cache(maxsize=64)
+def _compiled(text: str, meetings: tuple[str, ...]) -> CodeType:
     tree = ast.parse(text)
     left_out = (ast.Import, ast.ImportFrom, ast.ClassDef)
     tree.body = [node for node in tree.body if not isinstance(node, left_out)]
     lanes = _Lanes(_meeting_functions(tree, meetings), meetings)
-    tree = ast.fix_missing_locations(lanes.visit(tree))
-    names = dict(given)
-    exec(compile(tree, "<lanes>", "exec"), names)
-    return names
+    return compile(ast.fix_missing_locations(lanes.visit(tree)), "<lanes>", "exec")
 
 
 def run_warp(

@@ -60,7 +60,7 @@ def entry(job: Job) -> Records:
                 ran.write(f"{tokens}\n")
         if rank == 1 and tokens in BAD:
             BAD[tokens]()
-        time.sleep(0.3)
+        time.sleep(0.1)
         return run_point(job, rank)
 
     return at_job_boundary(job, body)
@@ -71,7 +71,7 @@ def points(*words: str) -> list[Point]:
     first = compose_point(*BASE, "workload.num_tokens=1", "launch.time_limit_s=60", *words)
     found = []
     for tokens in range(1, NUM_POINTS + 1):
-        limit_s = 2.0 if tokens == HANGS else 60.0
+        limit_s = 1.0 if tokens == HANGS else 60.0
         config = {
             **first.config,
             "workload": {**first.config["workload"], "num_tokens": tokens},

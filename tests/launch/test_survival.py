@@ -109,6 +109,19 @@ def test_twelve_points_survive_what_happens_to_them_and_to_their_sweep(tmp_path)
     assert f"{NUM_POINTS} of {NUM_POINTS} reused" in output.splitlines()[0]
     assert ran(tmp_path) == times
 
+    again = start(tmp_path, "resume=none")
+    wait_for(lambda: list(tmp_path.glob("tiny/*.new")))
+    again.kill()
+    again.communicate(timeout=30)
+    wait_for(lambda: not processes_about(tmp_path))
+    fifth = start(tmp_path, "resume=any")
+    fifth.communicate(timeout=60)
+
+    # What had been measured before the one that was killed under way is still there, and no more.
+    assert list(tmp_path.glob("tiny/*.new")) == []
+    assert statuses(tmp_path) == STATUSES
+    assert validate.main([str(tmp_path)]) == 0
+
 
 def test_two_sweeps_at_once_end_with_every_row_and_no_folder_written_by_both(tmp_path):
     sweeps = [start(tmp_path), start(tmp_path)]
@@ -136,20 +149,3 @@ def test_a_sweep_that_was_told_to_ignore_hang_ups_does_so(tmp_path):
 
     assert "stopped by" not in output
     assert statuses(tmp_path) == {1: "ok", 2: "runtime_error"}
-
-
-def test_what_a_killed_sweep_had_under_way_is_gone_after_the_next(tmp_path):
-    first = start(tmp_path, "fail_fast=true")
-    first.communicate(timeout=60)
-    again = start(tmp_path, "resume=none")
-    wait_for(lambda: list(tmp_path.glob("tiny/*.new")))
-    again.kill()
-    again.communicate(timeout=30)
-    wait_for(lambda: not processes_about(tmp_path))
-
-    last = start(tmp_path, "fail_fast=true")
-    last.communicate(timeout=60)
-
-    assert list(tmp_path.glob("tiny/*.new")) == []
-    assert statuses(tmp_path)[1] == "ok"
-    assert validate.main([str(tmp_path)]) == 0

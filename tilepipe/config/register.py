@@ -5,10 +5,12 @@ Knows nothing of what a configuration is for.
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
+from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, OmegaConf
 
 from tilepipe.config import detect, schemas
@@ -52,6 +54,23 @@ def register(scratch: Path | None = None) -> None:
 
     `scratch` is where Hydra may write what it insists on; not needed where it only composes.
     """
+    _store_schemas()
+    # No auto.yaml: Hydra interpolates no defaults list by what a machine has.
+    detected = {"defaults": [detect.hardware_option()]}
+    ConfigStore.instance().store(group="hardware", name="auto", node=detected)
+    # Hydra would compose every point of a sweep twice, since others may launch it elsewhere.
+    Sweeper.validate_batch_is_legal = lambda *_: None  # type: ignore[method-assign]
+    for resolver in (
+        *(axis, by_copy, by_device, by_gpus, by_granularity, comm_ctas, home_ctas),
+        *(link_chunks, num_tokens, operation, roles, token_axis),
+    ):
+        OmegaConf.register_new_resolver(f"tilepipe.{resolver.__name__}", resolver, replace=True)
+    OmegaConf.register_new_resolver("tilepipe.scratch", lambda: str(scratch), replace=True)
+
+
+@cache
+def _store_schemas() -> None:
+    """Once a process: a quarter of the time that composing a point takes."""
     store = ConfigStore.instance()
     # A group of their own, so that no schema becomes an option a user could choose.
     store.store(group="schema", name="root", node=Root)
@@ -65,14 +84,6 @@ def register(scratch: Path | None = None) -> None:
         store.store(group="schema/routing", name=law.name, node=routing)
     for rule, placement in PLACEMENTS.items():
         store.store(group="schema/placement", name=rule.name, node=placement)
-    # No auto.yaml: Hydra interpolates no defaults list by what a machine has.
-    store.store(group="hardware", name="auto", node={"defaults": [detect.hardware_option()]})
-    for resolver in (
-        *(axis, by_copy, by_device, by_gpus, by_granularity, comm_ctas, home_ctas),
-        *(link_chunks, num_tokens, operation, roles, token_axis),
-    ):
-        OmegaConf.register_new_resolver(f"tilepipe.{resolver.__name__}", resolver, replace=True)
-    OmegaConf.register_new_resolver("tilepipe.scratch", lambda: str(scratch), replace=True)
 
 
 def by_device(hardware: str, gpu: Any, cpu: Any) -> Any:
