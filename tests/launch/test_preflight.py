@@ -21,7 +21,7 @@ def test_counts_of_a_sweep_that_cannot_be_resident_are_refused_and_no_others(ope
         for count in range(2, 65):
             config = copy.deepcopy(point.config)
             config["launch"]["num_ranks"] = num_ranks
-            config["kernel"]["num_comm_ctas"] = count
+            config["kernel"] |= {"num_comm_ctas": count, "roles": "switch"}
 
             said = refusal(replace(point, config=config))
 

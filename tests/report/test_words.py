@@ -201,14 +201,22 @@ def test_more_than_the_pace_is_a_warning_by_the_bytes_that_are_paced(
 
 
 @pytest.mark.parametrize(
-    ("l2", "cause"),
+    ("l2", "order", "cause"),
     [
-        ("warm", "rows may have been served by a warm L2 cache"),
-        ("cold", "no byte basis explains that: check hardware.hbm_gbps and the timed window"),
+        ("warm", "edf", "rows may have been served by a warm L2 cache"),
+        (
+            "cold",
+            "edf",
+            "no byte basis explains that: check hardware.hbm_gbps and the timed window",
+        ),
+        (
+            *("cold", "token"),
+            "rows of a token are sent one after the other, and L2 serves every read but the first",
+        ),
     ],
 )
-def test_more_than_the_memory_gives_is_a_warning(store, l2, cause):
-    store.add({"dispatch": launch_of(10, 100)}, measure={"l2": l2})
+def test_more_than_the_memory_gives_is_a_warning(store, l2, order, cause):
+    store.add({"dispatch": launch_of(10, 100)}, measure={"l2": l2}, kernel={"order": order})
 
     assert warnings_of(rows_of(store)) == [
         "dispatch, dispatch: 9\u202f600 GB/s of bytes read and written are more than the memory's "
@@ -217,7 +225,7 @@ def test_more_than_the_memory_gives_is_a_warning(store, l2, cause):
 
 
 def test_alike_warnings_are_one_with_the_highest_rate(store):
-    for order, time_ns in (("edf", 100), ("token", 50), ("random", 80)):
+    for order, time_ns in (("edf", 100), ("expert", 50), ("random", 80)):
         store.add({"dispatch": launch_of(10, time_ns)}, kernel={"order": order})
 
     (warning,) = warnings_of(rows_of(store))

@@ -6,7 +6,7 @@ Knows nothing of which figure says it.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tilepipe.config.choices import Fabric
+from tilepipe.config.choices import Fabric, Order
 from tilepipe.report.groups import MODEL, OWN, label, owner_of, spell, varying
 from tilepipe.report.shapes import Value
 
@@ -182,6 +182,10 @@ def _limited(row: Row) -> list[tuple[str, str]]:
 def _above_memory(row: Row) -> str:
     if row["l2"] == "warm":
         return "rows may have been served by a warm L2 cache"
+    if row["contender"] == "dispatch" and row["order"] == Order.token.name:
+        return (
+            "rows of a token are sent one after the other, and L2 serves every read but the first"
+        )
     return "no byte basis explains that: check hardware.hbm_gbps and the timed window"
 
 

@@ -34,7 +34,7 @@ __all__ = [
     "TIMELINE",
 ]
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 NOT_TIMED = "not timed"
 
