@@ -32,6 +32,9 @@ tile, times by that of the GEMM alone on all SMs (2.39 ms; benchmarks/overlap_ti
     switch, opens and gates               1.237  1.062  1.060  1.054  1.059  1.066
     fixed, no waits at all (a bound)      1.219  1.062  1.073  1.083  1.105  1.168
 
+beside, opens and gates: 1.040, where switch with 8 and 12 CTAs takes 1.056 (2.32 ms;
+benchmarks/beside_tiles.py, another GPU).
+
 `sending` is the table by which communication finds its way; with a table of spare buffers rows and
 flags go where nobody looks, but for a look at when the GEMM may begin.
 """
