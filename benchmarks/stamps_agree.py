@@ -27,6 +27,7 @@ _DISPATCH = "kernel=dispatch_gemm kernel.num_comm_ctas=12"
 _COMBINE = "kernel=gemm_combine kernel.num_comm_ctas=24 kernel.push=ctas kernel.walk=expert"
 JOBS = {
     "dispatch_beside": "kernel=dispatch_gemm kernel.copy=tma",
+    "dispatch_beside_paced": "kernel=dispatch_gemm kernel.copy=tma launch.pace_gbps=200",
     "dispatch_switch": f"{_DISPATCH} kernel.roles=switch",
     "dispatch_fixed": f"{_DISPATCH} kernel.roles=fixed",
     "dispatch_fixed_6": "kernel=dispatch_gemm kernel.num_comm_ctas=6 kernel.roles=fixed",
@@ -262,7 +263,10 @@ def main() -> int | str:
     typed.folder.mkdir(parents=True, exist_ok=True)
     lock = typed.lock or typed.folder / "lock"
     if typed.job:
-        run_job(typed.job, typed.folder, lock)
+        try:
+            run_job(typed.job, typed.folder, lock)
+        finally:
+            _ready_file(typed.folder, typed.job).touch()  # nobody waits for one that failed
         return 0
     try:
         failed = _run_all(typed.names or list(JOBS), typed.folder, typed.limit_s, lock)

@@ -35,7 +35,15 @@ REFUSED = [
     (
         "hardware=h200_x1 kernel=gemm_combine kernel.num_comm_ctas=0 kernel.push=ctas",
         "kernel.push=ctas: with kernel.roles=beside no CTA would bring rows home; type "
-        "kernel.push=epilogue, or kernel.roles=switch",
+        "kernel.push=epilogue, which takes kernel.granularity=tile, or kernel.roles=switch",
+    ),
+    (
+        "hardware=h200_x1 kernel=moe_layer kernel.roles=beside kernel.granularity=token",
+        "kernel.push=ctas: with kernel.roles=beside no CTA would bring rows home",
+    ),
+    (
+        "hardware=h200_x1 kernel=gemm_combine kernel.roles=beside kernel.home_granularity=rank",
+        "kernel.home_granularity=rank: with kernel.roles=beside tokens are reduced as they",
     ),
     (
         "hardware=h200_x1 kernel=moe_layer kernel.num_comm_ctas=0 kernel.home_granularity=rank",

@@ -87,6 +87,15 @@ def test_all_roles_have_a_register_for_every_value(compiled):
     assert (machine.frame_bytes, machine.num_registers) == (0, LAUNCH_REGISTERS)
 
 
+def test_warps_that_multiply_leave_registers_to_one_that_reduces_beside_them(compiled):
+    found = re.findall(r"setmaxnreg\.(\w+)\.sync\.aligned\.u32\s+(\d+)", compiled.ptx)
+
+    ((_, fewer), (_, more)) = found
+    assert [way for way, _ in found] == ["dec", "inc"]
+    assert int(fewer) + 2 * int(more) <= 3 * LAUNCH_REGISTERS, "more than the launch has"
+    assert (int(fewer) > 40) == (compiled.plan.roles is Roles.beside)
+
+
 def test_rows_are_told_at_home_behind_a_release_for_all_devices(compiled):
     if compiled.plan.push is Push.epilogue:
         pytest.skip("whoever completes a chunk tells, see below")

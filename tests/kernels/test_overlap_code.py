@@ -107,6 +107,36 @@ def test_both_roles_have_a_register_for_every_value(compiled):
     assert (machine.frame_bytes, machine.num_registers) == (0, LAUNCH_REGISTERS)
 
 
+def test_warps_that_multiply_leave_registers_to_one_that_sends_beside_them(compiled):
+    found = re.findall(r"setmaxnreg\.(\w+)\.sync\.aligned\.u32\s+(\d+)", compiled.ptx)
+
+    ((_, fewer), (_, more)) = found
+    assert [way for way, _ in found] == ["dec", "inc"]
+    assert int(fewer) + 2 * int(more) <= 3 * LAUNCH_REGISTERS, "more than the launch has"
+    assert (int(fewer) > 40) == (compiled.plan.roles is Roles.beside)
+
+
+def test_who_sends_beside_tiles_passes_no_gate(compiled):
+    # Barrier of all but one of the twelve warps, at a number that nothing else has.
+    met = re.findall(r"barrier\.sync\s+12, (\d+);|bar\.sync\s+12, (\d+);", compiled.ptx)
+
+    beside = compiled.plan.roles is Roles.beside and compiled.plan.gates
+    assert [first or second for first, second in met] == ["352"] * beside
+    if beside:
+        assert not re.search(r"bar\w*\.(sync|arrive)\s+12;", compiled.ptx)
+
+
+def test_a_warp_sends_beside_tiles_by_a_loop_of_its_own(compiled):
+    # Loads of a row that is copied through registers: each loop of them has a row's.
+    loads = len(re.findall(r"ld\.global\.L1::no_allocate\S*\.v4", compiled.ptx))
+    of_a_row = compiled.plan.constants.row_bytes // (16 * 32)
+    loops = (compiled.plan.constants.copy is Copy.simt) * (1 + compiled.plan.opens)
+    if compiled.plan.roles is Roles.beside:
+        loops += 1 - (compiled.plan.constants.copy is Copy.simt)
+
+    assert loads == loops * of_a_row
+
+
 def test_rows_are_acquired_before_a_tile_is_handed_over_or_by_the_warp_that_loads_it(compiled):
     if compiled.plan.gemm.waits_ahead:
         expect_rows_acquired_ahead(compiled.ptx)

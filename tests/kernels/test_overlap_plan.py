@@ -14,7 +14,12 @@ from tilepipe.kernels.constants import Constants
 from tilepipe.kernels.gemm.choices import Clip
 from tilepipe.kernels.gemm.plan import GemmProblem, GemmTuning, plan_gemm
 from tilepipe.kernels.gemm.tiles import TileWord, pack_cluster_tiles, place_of_ticket
-from tilepipe.kernels.overlap.plan import num_first_tiles, plan_overlap, split_chip
+from tilepipe.kernels.overlap.plan import (
+    check_roles,
+    num_first_tiles,
+    plan_overlap,
+    split_chip,
+)
 from tilepipe.kernels.residency import Residency
 from tilepipe.schedule.layout import make_layout
 from tilepipe.schedule.settings import PlanSettings
@@ -125,6 +130,18 @@ def test_a_split_gives_every_sm_one_role_in_whole_clusters(
         assert 0 <= left < num_ranks * cluster_m
 
 
+@pytest.mark.parametrize("num_comm_ctas", [0, 8])
+@pytest.mark.parametrize("roles", list(Roles))
+def test_only_roles_beside_tiles_go_without_communication_ctas(roles, num_comm_ctas):
+    if (roles is Roles.beside) == (num_comm_ctas == 0):
+        check_roles(roles, num_comm_ctas)
+        split = split_chip(132, num_launch_ranks=2, num_comm_ctas=num_comm_ctas, cluster_m=2)
+        assert (split.num_comm_ctas, split.num_gemm_ctas) == (num_comm_ctas, 66 - num_comm_ctas)
+    else:
+        with pytest.raises(ValueError, match=rf"num_comm_ctas={num_comm_ctas}: with kernel.roles="):
+            check_roles(roles, num_comm_ctas)
+
+
 def test_a_split_that_leaves_nothing_to_the_gemm_is_refused():
     with pytest.raises(ValueError, match=r"num_comm_ctas=16: 8 ranks share 132 SMs, 16 each"):
         split_chip(132, num_launch_ranks=8, num_comm_ctas=16, cluster_m=1)
@@ -161,7 +178,7 @@ def test_clusters_that_find_no_pair_of_sms_are_refused_and_all_that_do_are_not(
 
     wanted = num_ranks * split_of(132).num_ctas
     sentence = (
-        f"kernel.num_comm_ctas=2: {wanted} CTAs of both roles must run at once, in clusters of 2, "
+        f"kernel.num_comm_ctas=2: {wanted} CTAs of a launch must run at once, in clusters of 2, "
         "and this GPU holds 120; plan for 120 SMs"
     )
     with pytest.raises(ValueError, match=re.escape(sentence)):

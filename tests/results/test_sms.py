@@ -105,7 +105,8 @@ def test_shares_of_an_sm_add_up_to_the_launch_and_no_wait_hides_work(warps):
 
     assert lane_times(merged).length_ns == 100_000
     assert all(a.end_ns == b.start_ns for a, b in pairwise(merged))
-    most = ("tile", "send", "copy", "wait", "idle")
+    # All wait for rows to multiply.
+    most = ("tile", "wait", "send", "copy", "idle")
     for span in merged:
         at = (span.start_ns + span.end_ns) / 2
         under = {s.kind.name for s in spans if s.start_ns <= at < s.end_ns}
@@ -119,6 +120,22 @@ def test_rows_come_late_by_what_sms_that_multiply_wait_on_the_average():
     # 30 + 5 us on one, 10 + 5 us on the other; the SM that only sends is none of them.
     assert late_ns({0: spans}) == 25_000
     assert late_ns({0: sends}) == 0
+
+
+def test_rows_come_late_though_a_warp_beside_the_tiles_sends():
+    beside = lane("0.3", COMMUNICATION, ("send", 0, 100, {"m_tile": 9, "peer": 0, "num_rows": 1}))
+    spans = [*multiplying(0), *beside]
+
+    assert late_ns({0: spans}) == 35_000
+    (sm,) = role_times(spans).values()
+    assert sm.by_kind[SpanKind.wait] == 35_000
+
+
+def test_who_waits_for_tokens_beside_one_that_pushes_is_said_to_push():
+    push = lane("0.1", COMMUNICATION, ("send", 0, 60, {"m_tile": 9}))
+    wait = lane("0.2", COMPUTE, ("wait", 0, 60, {"deadline": 5, "lateness_ns": 60_000}))
+
+    assert told(sm_spans([*push, *wait]))[0] == ("0", "send", 0, 60)
 
 
 def test_of_several_ranks_the_one_that_loses_most_counts():

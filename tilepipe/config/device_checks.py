@@ -99,33 +99,44 @@ def _check_fused(kernel: FusedKernel) -> None:
     require(warps is None or warps <= FUSED_WARPS, "kernel.num_comm_warps", warps, allowed)
     allowed = "the tiles of the GEMM are planned by NumPy; leave the key out"
     require(kernel.planner is Planner.numpy, "kernel.planner", kernel.planner, allowed)
-    ctas, beside = kernel.num_comm_ctas, kernel.roles is Roles.beside
-    roles = "" if kernel.roles is None else kernel.roles.name
-    allowed = (
-        f"with kernel.roles={roles} some CTAs communicate; use 1 or more, or leave kernel.roles out"
-    )
-    if beside:
-        allowed = (
-            "with kernel.roles=beside every CTA multiplies and none communicates alone; type "
-            "kernel.num_comm_ctas=0, or leave kernel.roles out"
-        )
-    fits = not isinstance(ctas, int) or (ctas == 0) == beside
-    require(fits, "kernel.num_comm_ctas", ctas, allowed)
-    if beside and isinstance(kernel, HomeKernel):
-        allowed = (
-            "with kernel.roles=beside no CTA would bring rows home; type kernel.push=epilogue, or "
-            "kernel.roles=switch"
-        )
-        require(kernel.push is Push.epilogue, "kernel.push", kernel.push, allowed)
-        by_token = kernel.home_granularity is HomeGranularity.token
-        allowed = (
-            "with kernel.roles=beside tokens are reduced as they complete; leave the key out, or "
-            "type kernel.roles=switch"
-        )
-        require(by_token, "kernel.home_granularity", kernel.home_granularity, allowed)
+    if isinstance(kernel, HomeKernel) and kernel.roles is Roles.beside:
+        _check_home_beside(kernel)
+    _check_roles(kernel)
     if isinstance(kernel, GemmCombineKernel):
         allowed = "rows go home as the GEMM stores them; leave the key out"
         require(kernel.order is Order.edf, "kernel.order", kernel.order, allowed)
+
+
+def _check_home_beside(kernel: HomeKernel) -> None:
+    """What a warp beside the tiles does on the way home, and what it leaves to CTAs."""
+    allowed = (
+        "with kernel.roles=beside no CTA would bring rows home; type kernel.push=epilogue, which "
+        "takes kernel.granularity=tile, or kernel.roles=switch"
+    )
+    require(kernel.push is Push.epilogue, "kernel.push", kernel.push, allowed)
+    allowed = (
+        "with kernel.roles=beside tokens are reduced as they complete; leave the key out, or type "
+        "kernel.roles=switch"
+    )
+    by_token = kernel.home_granularity is HomeGranularity.token
+    require(by_token, "kernel.home_granularity", kernel.home_granularity, allowed)
+
+
+def _check_roles(kernel: FusedKernel) -> None:
+    """With roles beside tiles no CTA communicates, with all others some do."""
+    ctas, roles = kernel.num_comm_ctas, kernel.roles
+    allowed = (
+        "with kernel.roles=beside every CTA multiplies and none communicates alone; type "
+        "kernel.num_comm_ctas=0, or leave kernel.roles out"
+    )
+    if roles is not Roles.beside:
+        word = "" if roles is None else roles.name
+        allowed = (
+            f"with kernel.roles={word} some CTAs communicate; use 1 or more, or leave kernel.roles "
+            "out"
+        )
+    fits = not isinstance(ctas, int) or (ctas == 0) == (roles is Roles.beside)
+    require(fits, "kernel.num_comm_ctas", ctas, allowed)
 
 
 def _check_residency(config: Config, kernel: CommunicationKernel) -> None:

@@ -37,7 +37,7 @@ from tilepipe.kernels.stamps import Event, lap, moment
 from tilepipe.kernels.track import AT_HOME, NO_ITEM
 from tilepipe.kernels.watchdog import wait_or_give_up, wait_telling_or_give_up
 
-__all__ = ["combine_entry", "reduce_tokens", "token_at", "wait_home", "wait_token"]
+__all__ = ["combine_entry", "reduce_tokens", "slots_of", "token_at", "wait_home", "wait_token"]
 
 
 @cute.jit
@@ -79,7 +79,7 @@ def reduce_tokens(
     coming = cute.arch.shuffle_sync(claim_for_warp(queue, lane), 0)
     first = unit_at(constants, here, num_tokens)
     token = token_at(table, rank, first.token, num_tokens, order)
-    expert, weight = _slots(table, rank, token, lane, constants)
+    expert, weight = slots_of(table, rank, token, lane, constants)
     if cutlass.const_expr(by_token):
         if alive and here < num_units:
             came = wait_token(table, rank, token, first.part, constants, limit_ns, tape)
@@ -104,7 +104,7 @@ def reduce_tokens(
         own = unit_at(constants, here, num_tokens)
         following = unit_at(constants, coming, num_tokens)
         next_token = token_at(table, rank, following.token, num_tokens, order)
-        next_expert, next_weight = _slots(table, rank, next_token, lane, constants)
+        next_expert, next_weight = slots_of(table, rank, next_token, lane, constants)
         for column in cutlass.range(columns, unroll=1):
             ahead = column + (stages - 1)
             unit, its_token, of_unit, in_unit = here, token, expert, ahead
@@ -167,8 +167,13 @@ def token_at(
 
 
 @cute.jit
-def _slots(
-    table: cute.Pointer, rank: Int32, token: Int32, lane: Int32, constants: cutlass.Constexpr
+def slots_of(
+    table: cute.Pointer,
+    rank: Int32,
+    token: Int32,
+    lane: Int32,
+    constants: cutlass.Constexpr,
+    side_by_side: cutlass.Constexpr = False,  # load both at once: then no expert has any weight
 ) -> tuple[Int32, Float32]:
     """Expert and weight of slot `lane` of a token; -1 and 0 for none, and past the last token."""
     expert, weight = Int32(-1), Float32(0)
@@ -176,7 +181,7 @@ def _slots(
     if lane < constants.num_topk and token < num_tokens:
         place = token * constants.num_topk + lane
         expert = buffer(address(table, rank, Slot.topk_idx), Int32)[place]
-        if expert >= 0:
+        if side_by_side or expert >= 0:
             weight = buffer(address(table, rank, Slot.topk_weights), Float32)[place]
     return expert, weight
 

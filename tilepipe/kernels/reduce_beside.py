@@ -26,7 +26,7 @@ from cutlass.cutlass_dsl import dsl_user_op
 
 from tilepipe.config.limits import COLUMN_BYTES
 from tilepipe.fabric.table import Slot, Word
-from tilepipe.kernels.combine import token_at, wait_token
+from tilepipe.kernels.combine import slots_of, token_at, wait_token
 from tilepipe.kernels.memory import (
     VECTOR_BYTES,
     address,
@@ -79,7 +79,7 @@ def reduce_beside(
     here = cute.arch.shuffle_sync(claim_for_warp(queue, lane), 0)
     first = unit_at(constants, here, num_tokens)
     token = token_at(table, rank, first.token, num_tokens, order)
-    expert, weight = _slots(table, rank, token, lane, constants)
+    expert, weight = slots_of(table, rank, token, lane, constants, side_by_side=True)
     alive = Boolean(True)
     if here < num_units:
         came = wait_token(
@@ -89,6 +89,9 @@ def reduce_beside(
     while alive and here < num_units:
         claimed = claim_for_warp(queue, lane)
         own = unit_at(constants, here, num_tokens)
+        end = own.end
+        if cutlass.const_expr(columns % at_once):  # the last step would reach into the next unit
+            end = cutlass.min(end, own.begin + columns * COLUMN_BYTES)
         source = rows + Int64(token) * (constants.num_topk * constants.row_bytes)
         sink = target + Int64(token) * constants.row_bytes
         if expert < 0:
@@ -98,7 +101,7 @@ def reduce_beside(
         # What a later step looks up is on its way while the steps before it sum.
         for step in cutlass.range(steps, unroll=1):
             _add_columns(
-                *(source, sink, own.begin + step * (at_once * COLUMN_BYTES), own.end),
+                *(source, sink, own.begin + step * (at_once * COLUMN_BYTES), end),
                 *(lane, expert, weight, constants),
             )
             if step == 0:
@@ -106,7 +109,9 @@ def reduce_beside(
                 place = unit_at(constants, coming, num_tokens).token
                 next_token = token_at(table, rank, place, num_tokens, order)
             if step == min(1, steps - 1):
-                next_expert, next_weight = _slots(table, rank, next_token, lane, constants)
+                next_expert, next_weight = slots_of(
+                    *(table, rank, next_token, lane, constants), side_by_side=True
+                )
         of_part = own.part * units_of(constants) + here % units_of(constants)
         lap(tape, Event.reduce, token, of_part)
         here, token, expert, weight = coming, next_token, next_expert, next_weight
@@ -116,20 +121,6 @@ def reduce_beside(
                 *(table, rank, token, part, constants, limit_ns, tape), rest_ns=REST_NS
             )
             alive = cute.arch.vote_all_sync(came)
-
-
-@cute.jit
-def _slots(
-    table: cute.Pointer, rank: Int32, token: Int32, lane: Int32, constants: cutlass.Constexpr
-) -> tuple[Int32, Float32]:
-    """Expert and weight of slot `lane`, side by side; the weight of no expert means nothing."""
-    expert, weight = Int32(-1), Float32(0)
-    num_tokens = buffer(address(table, rank, Slot.words), Int32)[int(Word.num_tokens)]
-    if lane < constants.num_topk and token < num_tokens:
-        place = token * constants.num_topk + lane
-        expert = buffer(address(table, rank, Slot.topk_idx), Int32)[place]
-        weight = buffer(address(table, rank, Slot.topk_weights), Float32)[place]
-    return expert, weight
 
 
 @cute.jit

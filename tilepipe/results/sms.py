@@ -4,7 +4,8 @@ Knows nothing of files, of how spans were stamped and of how they are drawn.
 
 An SM whose warps work apart has a lane for each, `SM.WARP`. As a whole it does what the busiest of
 them does: it multiplies where one of them does, sends where none multiplies and one sends, waits
-where nobody does anything else. So its spans follow each other like those of any lane.
+where nobody does anything else. But it waits where tiles wait for rows, though a warp beside them
+sends. So its spans follow each other like those of any lane.
 """
 
 from collections import defaultdict
@@ -47,6 +48,15 @@ _RANK = {
 _WORK = (SpanKind.tile, SpanKind.send, SpanKind.reduce)
 
 
+def _rank_of(span: Span) -> float:
+    """Who waits for rows that are to be multiplied waits for a tile's, or for all that come first;
+    for rows at home, for a token's."""
+    waits = span.kind is SpanKind.wait and span.role is SpanRole.compute
+    if waits and (span.m_tile is not None or span.deadline is None):
+        return _RANK[SpanKind.send] - 0.5
+    return _RANK[span.kind]
+
+
 def sm_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
     """The spans of one rank with one lane for each SM; lanes without a warp stay as they are."""
     lanes: defaultdict[str, list[Span]] = defaultdict(list)
@@ -63,14 +73,14 @@ def _merged(spans: Sequence[Span], lane: str) -> Iterator[Span]:
     """One lane out of several of equal length."""
     coming = sorted(spans, key=lambda span: span.start_ns)
     times = sorted({time for span in spans for time in (span.start_ns, span.end_ns)})
-    there: list[tuple[int, int, int]] = []
+    there: list[tuple[float, int, int]] = []
     taken = 0
     last: tuple[Span, int] | None = None  # the span under way, and when it began
     for time in times[:-1]:
         while taken < len(coming) and coming[taken].start_ns <= time:
             span = coming[taken]
             # Of equals the one that began first stays, so that none is cut up by the others.
-            heappush(there, (_RANK[span.kind], span.start_ns, taken))
+            heappush(there, (_rank_of(span), span.start_ns, taken))
             taken += 1
         while coming[there[0][2]].end_ns <= time:
             heappop(there)
@@ -100,7 +110,7 @@ class RoleTimes:
 
 
 def role_times(spans: Iterable[Span]) -> dict[str, RoleTimes]:
-    """By what SMs were there for: `compute`, `communication`, or `both`, one after the other."""
+    """By what SMs were there for: `compute`, `communication`, or `both`, in turn or at once."""
     lanes: defaultdict[str, list[Span]] = defaultdict(list)
     for span in sm_spans(spans):
         lanes[span.lane].append(span)

@@ -4,7 +4,8 @@ Knows nothing of who brings rows and who takes them away: hooks wait before a ti
 publish after its last store.
 
 Warps. Of the first warpgroup, which gives its registers away, warp 0 loads, warp 1 stores and
-publishes, warp 2 of each cluster's first CTA hands tiles out. Two more warpgroups multiply.
+publishes, warp 2 of each cluster's first CTA hands tiles out; warp 3 has no role of the GEMM and,
+in a fused launch, may communicate beside it. Two more warpgroups multiply.
 
 Hand-out. A ticket stands for an output tile of a cluster. It is claimed when the loads of the tile
 before are almost all issued: earlier would tie tiles to CTAs that are still busy, later would leave

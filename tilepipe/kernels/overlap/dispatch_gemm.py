@@ -1,12 +1,12 @@
-"""Dispatch and grouped GEMM in one launch: some CTAs push rows, the others multiply what has come.
+"""Dispatch and grouped GEMM in one launch: rows are pushed, and multiplied once they have come.
 
 Knows nothing of plans, of torch and of who has opened the launch.
 
-Roles go by cluster. Clusters of a rank are dealt in turn, the first of them communicate: their
-warps claim rows in plan order and push them. The others are the persistent grouped GEMM: the warp
-that hands out a tile, in clusters the one that loads it, waits for the tile's rows and acquires
-them, and the one that loads fences the async proxy before the tile's first load. Nobody who pushes
-ever waits for a peer, so rows always come.
+Roles go by cluster, but for Roles.beside. Clusters of a rank are dealt in turn, the first of them
+communicate: their warps claim rows in plan order and push them. The others are the persistent
+grouped GEMM: the warp that hands out a tile, in clusters the one that loads it, waits for the
+tile's rows and acquires them, and the one that loads fences the async proxy before the tile's first
+load. Nobody who pushes ever waits for a peer, so rows always come.
 
 Roles.switch: a communication CTA whose sends are out takes tiles like the others. Shared memory is
 the same for both lives: stages of communication lie where operands will. Sends are out once their
@@ -60,12 +60,12 @@ from tilepipe.kernels.overlap.plan import OverlapPlan
 from tilepipe.kernels.stamps import Event, lap
 from tilepipe.kernels.watchdog import wait_or_give_up
 
-__all__ = ["BESIDE_BATCH", "BESIDE_LOADS", "dispatch_gemm_entry"]
+__all__ = ["dispatch_gemm_entry"]
 
 # Of a warp that pushes beside the GEMM: loads that a lane has in flight, and rows whose flags share
 # a fence, at most.
-BESIDE_LOADS, BESIDE_BATCH = 6, 4
-BESIDE_REGISTERS = 56, 224  # of a thread that loads and of one that multiplies
+_BESIDE_LOADS, _BESIDE_BATCH = 6, 4
+_BESIDE_REGISTERS = 56, 224  # of a thread that loads and of one that multiplies
 # Number of the hardware's barrier at which those meet who begin together; the GEMM has those below.
 _BEGUN = 12
 
@@ -164,7 +164,7 @@ def _multiply(
     work_on_tiles(
         *(place, shared, operands, products, num_clusters),
         beside=beside,
-        registers=REGISTERS if beside is None else BESIDE_REGISTERS,
+        registers=REGISTERS if beside is None else _BESIDE_REGISTERS,
     )
 
 
@@ -180,8 +180,8 @@ def _push_beside(
     own = replace(
         plan.constants,
         copy=Copy.simt,
-        num_loads=BESIDE_LOADS,
-        flag_batch=min(plan.constants.flag_batch, BESIDE_BATCH),
+        num_loads=_BESIDE_LOADS,
+        flag_batch=min(plan.constants.flag_batch, _BESIDE_BATCH),
     )
     simt.move_rows(edge, sending, place.rank, place.lane, own, *pace, place.tape)
 

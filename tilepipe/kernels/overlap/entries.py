@@ -38,7 +38,7 @@ class Seat:
     plan: OverlapPlan
     place: Place  # of the rank that the CTA works for
     thread: Any
-    turn: Any  # number of the cluster among those of its rank: the first communicate
+    turn: Any  # number of the cluster among those of its rank: the first, if any, communicate
     num_comm_clusters: Any  # of each rank
     num_gemm_clusters: Any
     pace: tuple[Any, Any]  # nanoseconds of what is moved at once on a paced link, and its latency

@@ -1,4 +1,4 @@
-"""Grouped GEMM and combine in one launch: some CTAs multiply, the others bring home what is stored.
+"""Grouped GEMM and combine in one launch: rows are multiplied, brought home, and there added up.
 
 Knows nothing of plans, of torch and of who has opened the launch.
 

@@ -23,6 +23,7 @@ from tilepipe.kernels.overlap.launch import BoundLaunch, FusedLaunch, make_plan
 from tilepipe.kernels.overlap.plan import (
     OverlapPlan,
     Split,
+    check_roles,
     gemm_bytes,
     num_first_tiles,
     split_chip,
@@ -196,7 +197,7 @@ def fused_launch(
     out: torch.Tensor,  # (ranks of this process, receive rows, n) bf16
     *,
     roles: Roles = Roles.fixed,
-    opens: bool = False,  # CTAs of both roles push the rows that GEMMs begin with
+    opens: bool = False,  # all CTAs push the rows that GEMMs begin with
     gates: bool = False,  # CTAs of the GEMM begin together
     wait: bool = True,  # False: the GEMM does not look at flags, a control and a bound
     sending: torch.Tensor | None = None,  # table of communication; None: that of all
@@ -206,6 +207,7 @@ def fused_launch(
 
     Raises ValueError where the two do not fit together or not onto the chip.
     """
+    check_roles(roles, group.knobs.num_ctas)
     return _bound(
         *(group, layer, out, _split(group, layer)),
         roles=roles,

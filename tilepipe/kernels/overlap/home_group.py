@@ -24,7 +24,7 @@ from tilepipe.kernels.overlap.group import (
 )
 from tilepipe.kernels.overlap.home import Reduces, order_units, plan_home_launch
 from tilepipe.kernels.overlap.launch import BoundLaunch
-from tilepipe.kernels.overlap.plan import Split
+from tilepipe.kernels.overlap.plan import Split, check_roles
 from tilepipe.schedule.completion import order_tokens
 
 __all__ = ["fused_home_launch", "gemm_home_launch", "upload_home"]
@@ -91,6 +91,7 @@ def fused_home_launch(
 
     Raises ValueError where the two do not fit together or not onto the chip.
     """
+    check_roles(roles, group.knobs.num_ctas)
     split = Split(num_comm_ctas=group.knobs.num_ctas, num_gemm_ctas=ctas_beside(group, layer))
     how = {"roles": roles, "push": push, "reduces": reduces, "sending": sending}
     return _bound(group, layer, a, split, num_stamps=num_stamps, **how)

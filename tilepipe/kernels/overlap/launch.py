@@ -114,7 +114,7 @@ class FusedLaunch:
             most = self.residency.max_clusters * plan.cluster_m
         if wanted > most:
             raise ValueError(
-                f"kernel.num_comm_ctas={split.num_comm_ctas}: {wanted} CTAs of both roles must run "
+                f"kernel.num_comm_ctas={split.num_comm_ctas}: {wanted} CTAs of a launch must run "
                 f"at once, in clusters of {plan.cluster_m}, and this GPU holds {most}; plan for "
                 f"{most} SMs"
             )

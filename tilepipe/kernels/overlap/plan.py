@@ -24,6 +24,7 @@ from tilepipe.kernels.gemm.tiles import TileWord, places_of_tickets
 __all__ = [
     "OverlapPlan",
     "Split",
+    "check_roles",
     "gemm_bytes",
     "num_first_tiles",
     "plan_overlap",
@@ -54,7 +55,7 @@ class OverlapPlan:
     gemm: KernelPlan  # of one rank; its number of CTAs says nothing here
     constants: Constants  # of communication
     roles: Roles
-    opens: bool  # CTAs of both roles push the rows that GEMMs begin with
+    opens: bool  # all CTAs push the rows that GEMMs begin with
     gates: bool  # CTAs of the GEMM begin together, once all of those are here
     num_launch_ranks: int  # ranks in one launch
     a_rank_pitch: int  # elements from one rank's A to the next one's
@@ -173,6 +174,17 @@ def split_chip(num_sms: int, *, num_launch_ranks: int, num_comm_ctas: int, clust
             f"choose a multiple of {cluster_m}"
         )
     return Split(num_comm_ctas=num_comm_ctas, num_gemm_ctas=own - num_comm_ctas)
+
+
+def check_roles(roles: Roles, num_comm_ctas: int) -> None:
+    """Refuse roles that the communication CTAs of a rank do not go with: with Roles.beside tiles
+    would be handed out twice, with others nobody would communicate. Raises ValueError."""
+    if (roles is Roles.beside) != (num_comm_ctas == 0):
+        wanted = "no CTA communicates alone" if roles is Roles.beside else "some CTAs communicate"
+        raise ValueError(
+            f"kernel.num_comm_ctas={num_comm_ctas}: with kernel.roles={roles.value} {wanted}; plan "
+            f"for {'0' if roles is Roles.beside else '1 or more'}"
+        )
 
 
 def num_first_tiles(
