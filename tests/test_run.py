@@ -256,6 +256,26 @@ def test_an_experiment_on_paced_links_says_that_the_host_has_none(command, capsy
         ),
         ("--config-dir /nowhere", "--config-dir /nowhere: no such folder; name one that holds .*"),
         ("-cn nope", "--config-name nope: no such file; leave it out, .*"),
+        (
+            "workload.num_tokens=interval(0,8)",
+            r"workload\.num_tokens=interval\(0,8\): an interval holds no list of values; type .*",
+        ),
+        (
+            "workload.num_tokens=range(5,0)",
+            r"workload\.num_tokens=range\(5,0\): no value is left, so there is nothing to run; .*",
+        ),
+        (
+            "kernel=glob(foo*) dry_run=true",
+            r"kernel=glob\(foo\*\): no option matches, so there is nothing to run; type kernel=a,b",
+        ),
+        # Asked to show something, too.
+        ("--help kernel.rolez=1", r"kernel\.rolez=1: unknown key; kernel has .*"),
+        ("--help hardware=nope", "hardware=nope: no such option; there are auto, .*"),
+        ("--cfg job --multirun", "--multirun --cfg: one of them at a time; leave --cfg out"),
+        (
+            "--cfg job kernel.order=edf,random",
+            r"kernel\.order=edf,random: with --cfg, --info or --run there is one point; .*",
+        ),
     ],
 )
 def test_a_mistyped_word_ends_with_one_sentence_and_code_two(words, said, command, capsys):

@@ -8,14 +8,13 @@ Knows nothing of torch, kernels or how a point runs.
 import io
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from contextlib import nullcontext, redirect_stderr
 from functools import partial
 from pathlib import Path
 
 import hydra
-from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from omegaconf import DictConfig
 
 from tilepipe.config.mistyped import mistyped, unknown_key
@@ -27,6 +26,7 @@ from tilepipe.launch.collect import (
     point_from,
     several_experiments,
 )
+from tilepipe.launch.typed import always_a_sweep
 from tilepipe.records import Point
 from tilepipe.stopping import leave, temporary_folder
 from tilepipe.streams import errors_borne, heard_out
@@ -96,26 +96,32 @@ def _collect() -> tuple[list[Point], str]:
     try:
         with (
             temporary_folder("tilepipe-") as scratch,
-            _always_a_sweep() as overrides,
+            always_a_sweep() as typed,
             nullcontext() if shows_all else redirect_stderr(said),
         ):
             register(scratch)
             _try_out(scratch)
-            if refused := refused_word(overrides):
+            if refused := typed.fault or refused_word(typed.overrides):
                 return [], refused
             hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="config")(task)()
     except SystemExit as ended:
         if shows_all or ended.code != 1:
             sys.stderr.write(said.getvalue())
             raise
-        typed = sys.argv[1:]
-        fault = own_experiment_fault(sys.argv) or mistyped(said.getvalue(), typed, root=Root)
+        fault = own_experiment_fault(sys.argv) or mistyped(said.getvalue(), sys.argv[1:], root=Root)
         return [], fault
+    except HydraException as error:  # what it was asked to show cannot be composed
+        if shows_all:
+            raise
+        told = "\n".join(str(part) for part in (error, error.__cause__) if part)
+        return [], mistyped(told, sys.argv[1:], root=Root)
     except OSError as error:  # the scratch folder's: what Hydra raises it tells and ends
         cause = error.strerror or str(error)
         return [], f"TMPDIR: {cause}: set it to a folder that can be written and has some room"
     sys.stderr.write(said.getvalue())
-    unknown = (unknown_key(point.config, overrides, root=Root) for point in points)
+    if typed.sweeps and not points:
+        return [], typed.nothing_to_run()
+    unknown = (unknown_key(point.config, typed.overrides, root=Root) for point in points)
     return points, next(filter(None, unknown), "")
 
 
@@ -124,24 +130,6 @@ def _try_out(scratch: Path) -> None:
     probe = scratch / "probe"
     probe.write_bytes(bytes(_SCRATCH_BYTES))
     probe.unlink()
-
-
-@contextmanager
-def _always_a_sweep() -> Iterator[list[str]]:
-    """Yield the overrides; type --multirun for the user unless Hydra is asked to show something.
-
-    Left to itself Hydra composes once to learn whether an experiment sweeps, swallows what goes
-    wrong there, and answers a mistyped key beside a comma list with "Ambiguous value".
-    """
-    typed = sys.argv
-    args = get_args_parser().parse_args()
-    shown = (args.help, args.hydra_help, args.cfg, args.info, args.shell_completion)
-    if not any(shown) and not args.run and not args.multirun:
-        sys.argv = [*typed, "--multirun"]
-    try:
-        yield args.overrides
-    finally:
-        sys.argv = typed
 
 
 if __name__ == "__main__":

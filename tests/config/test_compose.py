@@ -9,7 +9,7 @@ from tilepipe.config import detect
 from tilepipe.config.checks import check_config
 from tilepipe.config.choices import Copy, Fabric, Granularity, Operation, Order, Push, Roles, Walk
 from tilepipe.config.limits import piece_bytes
-from tilepipe.config.register import CONF_DIR
+from tilepipe.config.register import CONF_DIR, cta_axis
 from tilepipe.config.schemas import FusedKernel, config_from_dict
 
 EXPERIMENTS = sorted(path.stem for path in (CONF_DIR / "experiment").glob("*.yaml"))
@@ -78,6 +78,25 @@ def test_gpu_sweeps_are_those_of_the_reference(axes):
     assert found["dispatch_gemm"]["kernel.num_comm_ctas"] == ["0", "8", "12", "16", "24", "36"]
     assert found["gemm_combine"]["workload.num_tokens"] == TOKENS
     assert found["moe_layer"]["workload.num_tokens"] == TOKENS
+
+
+@pytest.mark.parametrize(
+    ("words", "counts"),
+    [
+        ("kernel.roles=beside", ["0"]),
+        ("kernel.roles=switch", ["8", "12", "16", "24", "36"]),
+        ("kernel.roles=fixed,switch", ["8", "12", "16", "24", "36"]),
+        ("kernel.roles=beside,switch", ["0", "8", "12", "16", "24", "36"]),
+    ],
+)
+def test_a_sweep_of_counts_holds_those_that_typed_roles_go_with(axes, words, counts):
+    typed = [words] if "," not in words else []
+    found = axes("+experiment=dispatch_gemm", "hardware=h200_x1", *typed)
+    said = cta_axis({"hardware": "h200_x1"}, [words], "0,8,12,16,24,36", "null")
+
+    assert said.split(",") == counts
+    if typed:
+        assert found["kernel.num_comm_ctas"] == counts
 
 
 def test_gpu_workloads_are_the_whole_layer_or_one_rank_of_it(container):

@@ -35,7 +35,8 @@ REFUSED = [
     (
         "hardware=h200_x1 kernel=gemm_combine kernel.num_comm_ctas=0 kernel.push=ctas",
         "kernel.push=ctas: with kernel.roles=beside no CTA would bring rows home; type "
-        "kernel.push=epilogue, which takes kernel.granularity=tile, or kernel.roles=switch",
+        "kernel.push=epilogue, which takes kernel.granularity=tile, or kernel.roles=switch "
+        "kernel.num_comm_ctas=8",
     ),
     (
         "hardware=h200_x1 kernel=moe_layer kernel.roles=beside kernel.granularity=token",
@@ -48,7 +49,7 @@ REFUSED = [
     (
         "hardware=h200_x1 kernel=moe_layer kernel.num_comm_ctas=0 kernel.home_granularity=rank",
         "kernel.home_granularity=rank: with kernel.roles=beside tokens are reduced as they "
-        "complete; leave the key out, or type kernel.roles=switch",
+        "complete; leave the key out, or type kernel.roles=switch kernel.num_comm_ctas=8",
     ),
     ("kernel.num_comm_warps=33", "kernel.num_comm_warps=33: must be in 1..32, or null"),
     ("kernel.num_loads=0", "kernel.num_loads=0: must be in 1..16, or null"),

@@ -111,12 +111,12 @@ def _check_home_beside(kernel: HomeKernel) -> None:
     """What a warp beside the tiles does on the way home, and what it leaves to CTAs."""
     allowed = (
         "with kernel.roles=beside no CTA would bring rows home; type kernel.push=epilogue, which "
-        "takes kernel.granularity=tile, or kernel.roles=switch"
+        "takes kernel.granularity=tile, or kernel.roles=switch kernel.num_comm_ctas=8"
     )
     require(kernel.push is Push.epilogue, "kernel.push", kernel.push, allowed)
     allowed = (
         "with kernel.roles=beside tokens are reduced as they complete; leave the key out, or type "
-        "kernel.roles=switch"
+        "kernel.roles=switch kernel.num_comm_ctas=8"
     )
     by_token = kernel.home_granularity is HomeGranularity.token
     require(by_token, "kernel.home_granularity", kernel.home_granularity, allowed)

@@ -41,6 +41,7 @@ def mistyped(message: str, words: Sequence[str], *, root: type) -> str:
         or _unknown_option(told, words)
         or _already_there(told, words)
         or _unreadable(told, words)
+        or _sweep(message, words)
         or _folder(told)
     )
     return found or _in_one_line(told)
@@ -185,6 +186,17 @@ def _is_read(word: str) -> bool:
     except HydraException:
         return False
     return True
+
+
+def _sweep(message: str, words: Sequence[str]) -> str | None:
+    """A sweep of a kind that cannot be, or where one point is to be shown."""
+    if "BasicSweeper does not support sweep type" in message:
+        interval = next((word for word in words if "interval(" in word), "interval()")
+        return f"{interval}: an interval holds no list of values; type key=a,b or key=range(a,b)"
+    word = _quoted(r"Ambiguous value for argument '(.*)'", message)
+    if word is not None:
+        return f"{word}: with --cfg, --info or --run there is one point; type one value"
+    return None
 
 
 def _folder(told: str) -> str | None:

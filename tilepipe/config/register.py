@@ -18,7 +18,7 @@ from tilepipe.config.choices import Operation, Resume
 from tilepipe.config.placements import PLACEMENTS
 from tilepipe.config.routings import ROUTINGS
 
-__all__ = ["CONF_DIR", "Root", "by_device", "register"]
+__all__ = ["CONF_DIR", "Root", "by_device", "cta_axis", "register"]
 
 # In a wheel conf/ lies inside the package, in a checkout beside it.
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -62,7 +62,7 @@ def register(scratch: Path | None = None) -> None:
     Sweeper.validate_batch_is_legal = lambda *_: None  # type: ignore[method-assign]
     for resolver in (
         *(axis, by_copy, by_device, by_gpus, by_granularity, comm_ctas, home_ctas),
-        *(link_chunks, num_tokens, operation, roles, token_axis),
+        *(cta_axis, link_chunks, num_tokens, operation, roles, token_axis),
     ):
         OmegaConf.register_new_resolver(f"tilepipe.{resolver.__name__}", resolver, replace=True)
     OmegaConf.register_new_resolver("tilepipe.scratch", lambda: str(scratch), replace=True)
@@ -177,6 +177,17 @@ def axis(choices: Any, gpu: str, cpu: str, traced: str | None = None) -> str:
     if traced is not None and choices["routing"] == "trace":
         cpu = traced
     return str(by_device(choices["hardware"], gpu, cpu))
+
+
+def cta_axis(choices: Any, typed: Any, gpu: str, cpu: str) -> str:
+    """Counts of communication CTAs that a sweep takes on GPUs: those that go with typed roles."""
+    roles = [word.partition("=")[2] for word in typed if word.startswith("kernel.roles=")]
+    counts = gpu.split(",")
+    if roles == ["beside"]:
+        counts = ["0"]
+    elif roles and "beside" not in roles[0]:
+        counts = [count for count in counts if count != "0"]
+    return str(by_device(choices["hardware"], ",".join(counts), cpu))
 
 
 def token_axis(choices: Any, gpu: str, cpu: str) -> str:

@@ -114,7 +114,7 @@ _POINT_KEYS = [
     _word("copy", "how a CTA moves a row; null on the host", *_names(choices.Copy)),
     _count(
         "num_comm_ctas",
-        "CTAs that begin as communication CTAs; null on the host, and where set to auto",
+        "CTAs that begin as communication CTAs; null on the host, and where auto found none",
     ),
     _count("num_comm_warps", "warps of a communication CTA; null on the host"),
     _count("num_loads", "16-byte loads a lane has in flight; null but with copy simt"),
