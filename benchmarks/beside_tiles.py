@@ -12,7 +12,6 @@ with a 95 % interval, to the GEMM alone.
 import argparse
 import csv
 import sys
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -30,7 +29,7 @@ from benchmarks.overlap_times import (
     Contender,
     row_of,
 )
-from benchmarks.program import job_code, need_gpus, run
+from benchmarks.program import need_gpus, run, run_jobs
 from tilepipe.config.choices import Copy, Push, Roles, Walk
 from tilepipe.kernels.overlap.group import fused_launch, gemm_launch
 from tilepipe.kernels.overlap.home import Reduces
@@ -161,20 +160,13 @@ def main() -> int:
                 writer.writerow([chosen.job, ctas.get(row[0], ""), *row])
                 sys.stdout.write(" ".join(map(str, row)) + "\n")
         return 0
-    begin, failed = time.monotonic(), False
-    for job in JOBS:
-        left = chosen.total_s - (time.monotonic() - begin)
-        if left < 10:
-            sys.stdout.write(f"{job}: found no time\n")
-            failed = True
-            continue
-        words = [sys.executable, "-m", "benchmarks.beside_tiles", str(chosen.folder)]
-        words += ["--job", job, "--iters", str(chosen.iters)]
-        errors = chosen.folder / f"{job}.stderr"
-        code = job_code(words, errors=errors, limit_s=min(left, JOB_LIMIT_S))
-        failed |= code != 0
-        sys.stdout.write(f"{job}: ended with {code} after {time.monotonic() - begin:.0f} s\n")
-        sys.stdout.flush()
+    failed = run_jobs(
+        *("benchmarks.beside_tiles", JOBS, chosen.folder),
+        more=("--iters", str(chosen.iters)),
+        total_s=chosen.total_s,
+        limit_s=JOB_LIMIT_S,
+        least_s=10,
+    )
     return int(failed)
 
 

@@ -12,7 +12,6 @@ Contenders of a line have run interleaved; ratios are medians of pairs with a 95
 import argparse
 import csv
 import sys
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ import numpy as np
 import torch
 
 from benchmarks.beside_limit import BACKENDS, config_of
-from benchmarks.program import job_code, need_gpus, run
+from benchmarks.program import need_gpus, run, run_jobs
 from tilepipe.config.choices import Copy, Roles
 from tilepipe.experiments.cuda.layer import expert_weights
 from tilepipe.experiments.cuda.oracle import poison
@@ -91,20 +90,13 @@ def main() -> int:
     if chosen.job:
         run_job(chosen.job, chosen.folder, chosen.iters)
         return 0
-    begin, failed = time.monotonic(), False
-    for job in JOBS:
-        left = chosen.total_s - (time.monotonic() - begin)
-        if left < 15:
-            sys.stdout.write(f"{job}: found no time\n")
-            failed = True
-            continue
-        words = [sys.executable, "-m", "benchmarks.overlap_times", str(chosen.folder)]
-        words += ["--job", job, "--iters", str(chosen.iters)]
-        limit = min(left, JOB_LIMIT_S)
-        code = job_code(words, errors=chosen.folder / f"{job}.stderr", limit_s=limit)
-        failed |= code != 0
-        sys.stdout.write(f"{job}: ended with {code} after {time.monotonic() - begin:.0f} s\n")
-        sys.stdout.flush()
+    failed = run_jobs(
+        *("benchmarks.overlap_times", JOBS, chosen.folder),
+        more=("--iters", str(chosen.iters)),
+        total_s=chosen.total_s,
+        limit_s=JOB_LIMIT_S,
+        least_s=15,
+    )
     return int(failed)
 
 

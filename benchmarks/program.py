@@ -8,7 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import FrameType
@@ -17,7 +18,7 @@ from typing import Any, NoReturn
 from tilepipe.stopping import ASKING, EXIT_STOPPED, Interrupted, leave
 from tilepipe.streams import BearingStream, errors_borne
 
-__all__ = ["EXIT_LATE", "NotHere", "job_code", "need_gpus", "num_started", "run"]
+__all__ = ["EXIT_LATE", "NotHere", "job_code", "need_gpus", "num_started", "run", "run_jobs"]
 
 EXIT_LATE = 124  # a job that did not end in time, as `timeout` has it
 _EXIT_NOT_RUN = 2
@@ -111,6 +112,36 @@ def job_code(words: Sequence[str], *, errors: Path, limit_s: float) -> int:
             return EXIT_LATE
         finally:
             _end(job)
+
+
+def run_jobs(
+    program: str,  # module that takes FOLDER --job NAME
+    jobs: Iterable[str],
+    folder: Path,
+    *,
+    more: Sequence[str] = (),
+    total_s: float,
+    limit_s: float,
+    least_s: float,
+) -> bool:
+    """Each job in a process of its own, one after the other; whether one failed, or found no time.
+
+    None is started with less than `least_s` left of `total_s`, and none runs beyond `limit_s`.
+    """
+    begin, failed = time.monotonic(), False
+    for job in jobs:
+        left = total_s - (time.monotonic() - begin)
+        if left < least_s:
+            sys.stdout.write(f"{job}: found no time\n")
+            failed = True
+            continue
+        words = [sys.executable, "-m", program, str(folder), "--job", job, *more]
+        errors = folder / f"{job}.stderr"
+        code = job_code(words, errors=errors, limit_s=min(left, limit_s))
+        failed |= code != 0
+        sys.stdout.write(f"{job}: ended with {code} after {time.monotonic() - begin:.0f} s\n")
+        sys.stdout.flush()
+    return failed
 
 
 def _end(job: "subprocess.Popen[bytes]") -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import benchmarks
+from benchmarks import program
 from benchmarks.program import EXIT_LATE, NotHere, job_code, need_gpus, num_started
 from tilepipe.stopping import Interrupted
 
@@ -255,3 +256,35 @@ def test_jobs_of_stamps_agree_wait_for_each_other_and_not_for_ever(tmp_path, mon
 
     assert (tmp_path / "one.ready").exists()
     assert bool(rests) != is_ready
+
+
+@pytest.mark.parametrize(
+    ("codes", "total_s", "said", "failed"),
+    [
+        ((0, 0), 60.0, "one: ended with 0 after 0 s\nother: ended with 0 after 0 s\n", False),
+        ((1, 0), 60.0, "one: ended with 1 after 0 s\nother: ended with 0 after 0 s\n", True),
+        ((), 5.0, "one: found no time\nother: found no time\n", True),
+    ],
+)
+def test_jobs_run_one_after_the_other_and_one_that_fails_is_told(
+    codes, total_s, said, failed, tmp_path, monkeypatch, capsys
+):
+    left, started = list(codes), []
+
+    def code_of(words, *, errors, limit_s):
+        started.append((words[1:], errors.name, limit_s <= 30.0))
+        return left.pop(0)
+
+    monkeypatch.setattr(program, "job_code", code_of)
+    found = program.run_jobs(
+        *("benchmarks.x", ["one", "other"], tmp_path),
+        more=("--iters", "2"),
+        total_s=total_s,
+        limit_s=30.0,
+        least_s=10.0,
+    )
+
+    assert (found, capsys.readouterr().out) == (failed, said)
+    assert [job for _, job, _ in started] == ["one.stderr", "other.stderr"][: len(codes)]
+    assert all(words[:2] == ["-m", "benchmarks.x"] for words, *_ in started)
+    assert all(limited for *_, limited in started)

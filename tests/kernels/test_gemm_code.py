@@ -144,6 +144,13 @@ def test_descriptors_are_patched_behind_a_drain_and_acquired_before_they_are_use
     assert compiled.ptx.count(acquire) == (plan.clip is Clip.per_group) + plan.widens_b
 
 
+def registers_shared_out(ptx):
+    """Of a thread that loads, which gives the others away, and of one that multiplies."""
+    found = re.findall(r"setmaxnreg\.(\w+)\.sync\.aligned\.u32\s+(\d+)", ptx)
+    assert [way for way, _ in found] == ["dec", "inc"]
+    return tuple(int(count) for _, count in found)
+
+
 def test_every_value_has_a_register(compiled):
     machine = compiled.machine
 
@@ -152,11 +159,8 @@ def test_every_value_has_a_register(compiled):
     assert machine.frame_bytes == 0
     assert machine.num_registers == LAUNCH_REGISTERS
     # Warps that load give registers to those that multiply.
-    assert re.findall(r"setmaxnreg\.(\w+)\.sync\.aligned\.u32\s+(\d+)", compiled.ptx) == [
-        ("dec", "40"),
-        ("inc", "232"),
-    ]
-    assert 128 * (40 + 2 * 232) <= 65_536
+    assert registers_shared_out(compiled.ptx) == (40, 232)
+    assert 3 * LAUNCH_REGISTERS >= 40 + 2 * 232
 
 
 def test_nothing_is_read_through_the_read_only_path(compiled):

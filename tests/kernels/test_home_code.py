@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.kernels.sass import MachineCode, disassemble
-from tests.kernels.test_gemm_code import LAUNCH_REGISTERS
+from tests.kernels.test_gemm_code import LAUNCH_REGISTERS, registers_shared_out
 from tests.kernels.waits import waits_in
 from tilepipe.config.choices import Copy, Granularity, Layout, Push, Roles, Walk
 from tilepipe.kernels.constants import Constants
@@ -88,12 +88,10 @@ def test_all_roles_have_a_register_for_every_value(compiled):
 
 
 def test_warps_that_multiply_leave_registers_to_one_that_reduces_beside_them(compiled):
-    found = re.findall(r"setmaxnreg\.(\w+)\.sync\.aligned\.u32\s+(\d+)", compiled.ptx)
+    fewer, more = registers_shared_out(compiled.ptx)
 
-    ((_, fewer), (_, more)) = found
-    assert [way for way, _ in found] == ["dec", "inc"]
-    assert int(fewer) + 2 * int(more) <= 3 * LAUNCH_REGISTERS, "more than the launch has"
-    assert (int(fewer) > 40) == (compiled.plan.roles is Roles.beside)
+    assert fewer + 2 * more <= 3 * LAUNCH_REGISTERS, "more than the launch has"
+    assert (fewer > 40) == (compiled.plan.roles is Roles.beside)
 
 
 def test_rows_are_told_at_home_behind_a_release_for_all_devices(compiled):
