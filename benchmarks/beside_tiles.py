@@ -27,14 +27,13 @@ from benchmarks.overlap_times import (
     TOGETHER,
     Bench,
     Contender,
-    row_of,
+    compared_rows,
 )
 from benchmarks.program import need_gpus, run, run_jobs
 from tilepipe.config.choices import Copy, Push, Roles, Walk
 from tilepipe.kernels.overlap.group import fused_launch, gemm_launch
 from tilepipe.kernels.overlap.home import Reduces
 from tilepipe.kernels.overlap.home_group import fused_home_launch, gemm_home_launch
-from tilepipe.measure.contenders import run_interleaved
 
 # contender -> copy, communication CTAs (0: a warp beside tiles), whether all begin together
 OUT: dict[str, tuple[Copy, int, bool]] = {
@@ -75,9 +74,9 @@ def out_rows(num_iters: int, pace_gbps: float | None) -> list[list[Any]]:
                 *(own, bench.layer, bench.out), roles=roles, **{**TOGETHER, "gates": gates}
             )
             found[name] = Contender([launch], whole, num_first_ctas=whole - num_ctas)
-        return _rows(
+        return compared_rows(
             found,
-            check=lambda name: bench.check(group, found[name]) if name in OUT else "",
+            checks={name: partial(bench.check, group, found[name]) for name in OUT},
             timed=lambda name: partial(bench.timed, group, found[name]),
             num_iters=num_iters,
         )
@@ -102,36 +101,7 @@ def home_rows(num_iters: int) -> list[list[Any]]:
             )
             ways[name] = bench.way(group, Contender([launch], whole - num_ctas))
         whole_ways = [name for name, (*_, reduces) in HOME.items() if reduces is Reduces.all]
-        return _rows(
-            ways,
-            check=lambda name: bench.check_way(ways[name]) if name in whole_ways else "",
-            timed=lambda name: partial(bench.time_way, ways[name]),
-            num_iters=num_iters,
-        )
-
-
-def _rows(
-    found: dict[str, Any],
-    *,
-    check: Callable[[str], str],
-    timed: Callable[[str], Callable[[int], dict[str, tuple[int, int]]]],
-    num_iters: int,
-) -> list[list[Any]]:
-    """Compare, time and compare again; a contender that was wrong has no times."""
-    wrong = {name: check(name) for name in found}
-    right = [name for name in found if not wrong[name]]
-    samples = run_interleaved(
-        {name: timed(name) for name in right},
-        num_warmups=2,
-        num_iters=num_iters,
-        barrier=lambda: None,
-    )
-    wrong |= {name: check(name) for name in right}
-    times = {
-        name: [sample.duration_ns for sample in samples if sample.contender == name]
-        for name in right
-    }
-    return [row_of(name, times.get(name), times["gemm_all"], wrong[name]) for name in found]
+        return bench.rows_of(ways, checked=whole_ways, num_iters=num_iters)
 
 
 JOBS: dict[str, Callable[[int], list[list[Any]]]] = {

@@ -10,7 +10,6 @@ after it is timed, contenders of a line interleaved.
 import argparse
 import csv
 import sys
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -21,8 +20,8 @@ from typing import Any
 import torch
 
 from benchmarks.beside_limit import config_of
-from benchmarks.overlap_times import COLUMNS, KNOBS, Contender, row_of
-from benchmarks.program import job_code, need_gpus, run
+from benchmarks.overlap_times import COLUMNS, KNOBS, Contender, compared_rows
+from benchmarks.program import need_gpus, run, run_jobs
 from tilepipe.config.choices import Copy, Roles
 from tilepipe.config.schemas import Config
 from tilepipe.experiments.cuda.layer import layers_of
@@ -36,7 +35,6 @@ from tilepipe.kernels.launcher import Knobs
 from tilepipe.kernels.overlap.group import spare_table
 from tilepipe.kernels.overlap.home import Reduces
 from tilepipe.kernels.overlap.home_group import fused_home_launch, gemm_home_launch, upload_home
-from tilepipe.measure.contenders import run_interleaved
 
 # job -> copy, link rate, CTAs
 JOBS: dict[str, tuple[Copy, float | None, tuple[int, ...]]] = {
@@ -61,16 +59,13 @@ def main() -> int:
     if chosen.job:
         run_job(chosen.job, chosen.folder, chosen.iters)
         return 0
-    begin, failed = time.monotonic(), False
-    for job in JOBS:
-        left = chosen.total_s - (time.monotonic() - begin)
-        words = [sys.executable, "-m", "benchmarks.home_times", str(chosen.folder)]
-        words += ["--job", job, "--iters", str(chosen.iters)]
-        limit = max(min(left, JOB_LIMIT_S), 1)
-        code = job_code(words, errors=chosen.folder / f"{job}.stderr", limit_s=limit)
-        failed |= code != 0
-        sys.stdout.write(f"{job}: ended with {code} after {time.monotonic() - begin:.0f} s\n")
-        sys.stdout.flush()
+    failed = run_jobs(
+        *("benchmarks.home_times", JOBS, chosen.folder),
+        more=("--iters", str(chosen.iters)),
+        total_s=chosen.total_s,
+        limit_s=JOB_LIMIT_S,
+        least_s=1,
+    )
     return int(failed)
 
 
@@ -160,25 +155,15 @@ class HomeBench:
                 launch()
             group.synchronize()
         checked = {"fused_fixed": Slot.out, "fused_switch": Slot.out, "sequential": Slot.reduced}
-        wrong = {name: self.check(group, contenders[name], slot) for name, slot in checked.items()}
-        timed = {name: one for name, one in contenders.items() if not wrong.get(name)}
-        samples = run_interleaved(
-            {name: partial(self.timed, group, one) for name, one in timed.items()},
-            num_warmups=2,
+        return compared_rows(
+            contenders,
+            checks={
+                name: partial(self.check, group, contenders[name], slot)
+                for name, slot in checked.items()
+            },
+            timed=lambda name: partial(self.timed, group, contenders[name]),
             num_iters=num_iters,
-            barrier=lambda: None,
         )
-        for name, slot in checked.items():
-            if name in timed:
-                wrong[name] = self.check(group, contenders[name], slot)
-        times = {
-            name: [sample.duration_ns for sample in samples if sample.contender == name]
-            for name in timed
-        }
-        return [
-            row_of(name, times.get(name), times["gemm_all"], wrong.get(name, ""))
-            for name in contenders
-        ]
 
     def timed(
         self, group: DeviceGroup, contender: Contender, number: int

@@ -10,7 +10,7 @@ import argparse
 import csv
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.home_times import HomeBench, home_config
-from benchmarks.overlap_times import COLUMNS, KNOBS, Contender, row_of
+from benchmarks.overlap_times import COLUMNS, KNOBS, Contender, compared_rows
 from benchmarks.program import need_gpus, run
 from tilepipe.config.choices import Copy, Push, Roles, Walk
 from tilepipe.config.schemas import Config
@@ -28,7 +28,6 @@ from tilepipe.kernels.group import DeviceGroup
 from tilepipe.kernels.launcher import Knobs
 from tilepipe.kernels.overlap.home import Reduces
 from tilepipe.kernels.overlap.home_group import fused_home_launch, gemm_home_launch, upload_home
-from tilepipe.measure.contenders import run_interleaved
 
 CTAS = (8, 16, 24, 12, 32, 4, 40)
 # Who pushes, order of tiles, chunks.
@@ -121,25 +120,18 @@ class WaysBench(HomeBench):
 
     def line(self, num_ctas: int, num_iters: int) -> list[list[object]]:
         ways = self.ways(num_ctas)
-        fused = list(WAYS)
-        wrong = {name: self.check_way(ways[name]) for name in fused}
-        timed = {name: way for name, way in ways.items() if not wrong.get(name)}
-        samples = run_interleaved(
-            {name: partial(self.time_way, way) for name, way in timed.items()},
-            num_warmups=2,
+        return self.rows_of(ways, checked=WAYS, num_iters=num_iters)
+
+    def rows_of(
+        self, ways: dict[str, Way], *, checked: Iterable[str], num_iters: int
+    ) -> list[list[object]]:
+        """Compare and time ways of any groups; rows of the table."""
+        return compared_rows(
+            ways,
+            checks={name: partial(self.check_way, ways[name]) for name in checked},
+            timed=lambda name: partial(self.time_way, ways[name]),
             num_iters=num_iters,
-            barrier=lambda: None,
         )
-        for name in fused:
-            if name in timed:
-                wrong[name] = self.check_way(ways[name])
-        times = {
-            name: [sample.duration_ns for sample in samples if sample.contender == name]
-            for name in timed
-        }
-        return [
-            row_of(name, times.get(name), times["gemm_all"], wrong.get(name, "")) for name in ways
-        ]
 
     def time_way(self, way: Way, number: int) -> dict[str, tuple[int, int]]:
         way.restore()

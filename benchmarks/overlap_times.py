@@ -12,7 +12,7 @@ Contenders of a line have run interleaved; ratios are medians of pairs with a 95
 import argparse
 import csv
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -139,6 +139,32 @@ def row_of(name: str, found: list[int] | None, base: list[int], wrong: str) -> l
     return [name, *times, *ratios, wrong or "ok"]
 
 
+def compared_rows(
+    contenders: Collection[str],
+    *,
+    checks: Mapping[str, Callable[[], str]],  # of those that have an output
+    timed: Callable[[str], Callable[[int], dict[str, tuple[int, int]]]],
+    num_iters: int,
+) -> list[list[Any]]:
+    """Compare, time interleaved and compare again; a contender that was wrong has no times."""
+    wrong = {name: check() for name, check in checks.items()}
+    right = [name for name in contenders if not wrong.get(name)]
+    samples = run_interleaved(
+        {name: timed(name) for name in right},
+        num_warmups=2,
+        num_iters=num_iters,
+        barrier=lambda: None,
+    )
+    wrong |= {name: check() for name, check in checks.items() if name in right}
+    times = {
+        name: [sample.duration_ns for sample in samples if sample.contender == name]
+        for name in right
+    }
+    return [
+        row_of(name, times.get(name), times["gemm_all"], wrong.get(name, "")) for name in contenders
+    ]
+
+
 class Bench:
     """One layer in memory, for launches with any split of the chip."""
 
@@ -196,25 +222,12 @@ class Bench:
         group = self.group_of(knobs)
         contenders = self.contenders(group)
         checked = (*FUSED, "sequential")
-        wrong = {name: self.check(group, contenders[name]) for name in checked}
-        timed = {name: parts for name, parts in contenders.items() if not wrong.get(name)}
-        samples = run_interleaved(
-            {name: partial(self.timed, group, parts) for name, parts in timed.items()},
-            num_warmups=2,
+        return compared_rows(
+            contenders,
+            checks={name: partial(self.check, group, contenders[name]) for name in checked},
+            timed=lambda name: partial(self.timed, group, contenders[name]),
             num_iters=num_iters,
-            barrier=lambda: None,
         )
-        for name in checked:
-            if name in timed:
-                wrong[name] = self.check(group, contenders[name])
-        times = {
-            name: [sample.duration_ns for sample in samples if sample.contender == name]
-            for name in timed
-        }
-        return [
-            row_of(name, times.get(name), times["gemm_all"], wrong.get(name, ""))
-            for name in contenders
-        ]
 
     def _upload(self, group: DeviceGroup, contender: Contender) -> None:
         upload_layer(

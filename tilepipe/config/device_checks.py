@@ -47,7 +47,7 @@ def check_kernels(config: Config) -> None:
     require(num_topk <= MAX_TOPK, "workload.num_topk", num_topk, allowed)
     if isinstance(kernel, FusedKernel):
         _check_fused(kernel)
-    if kernel.num_comm_ctas == "auto" and getattr(kernel, "roles", None) is not Roles.beside:
+    if kernel.num_comm_ctas == "auto":
         _check_auto(config, kernel)
     if config.operation is Operation.combine:
         warps, most = kernel.num_comm_warps, max_combine_warps(num_topk)
@@ -67,6 +67,8 @@ def _check_auto(config: Config, kernel: CommunicationKernel) -> None:
     """What the number of communication CTAs is chosen by."""
     allowed = f"{config.operation.name} alone has no best count to find; type counts to sweep"
     require(isinstance(kernel, FusedKernel), "kernel.num_comm_ctas", "auto", allowed)
+    if isinstance(kernel, FusedKernel) and kernel.roles is Roles.beside:
+        return  # none are there to choose
     assert kernel.copy is not None, "null is refused on a GPU"
     hardware = config.hardware
     needed = [f"{kernel.copy.name}_cta_gbps", "beside_gemm_share", "beside_gemm_gbps"]

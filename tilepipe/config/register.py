@@ -61,7 +61,7 @@ def register(scratch: Path | None = None) -> None:
     # Hydra would compose every point of a sweep twice, since others may launch it elsewhere.
     Sweeper.validate_batch_is_legal = lambda *_: None  # type: ignore[method-assign]
     for resolver in (
-        *(axis, by_copy, by_device, by_gpus, by_granularity, comm_ctas, home_ctas),
+        *(axis, by_copy, by_device, by_gpus, by_granularity, comm_ctas),
         *(cta_axis, link_chunks, num_tokens, operation, roles, token_axis),
     ):
         OmegaConf.register_new_resolver(f"tilepipe.{resolver.__name__}", resolver, replace=True)
@@ -101,32 +101,32 @@ def by_copy(copy: Any, simt: Any, tma: Any, none: Any) -> Any:
     """One value for each copy, another where there is none: the host executor has no copies."""
     if copy is None:
         return none
-    word = copy.name if isinstance(copy, Enum) else copy
-    return tma if word == "tma" else simt
+    return tma if _word(copy) == "tma" else simt
 
 
 def by_granularity(hardware: str, granularity: Any, tile: Any, others: Any) -> Any:
     """One value where chunks of rows go home one by one, another where whole rows do; null on the
     host, which has no CTAs."""
-    word = granularity.name if isinstance(granularity, Enum) else granularity
-    return by_device(hardware, tile if word == "tile" else others, None)
+    return by_device(hardware, tile if _word(granularity) == "tile" else others, None)
 
 
-def comm_ctas(hardware: str, count: int, *, _parent_: DictConfig) -> int | None:
-    """Communication CTAs: `count` where roles are typed that have some, else none; null on the
-    host."""
-    found: int | None = by_device(hardware, count if _sets_aside(_parent_) else 0, None)
-    return found
-
-
-def home_ctas(
-    hardware: str, push: Any, home_granularity: Any, count: int, *, _parent_: DictConfig
+def comm_ctas(
+    hardware: str,
+    count: int,
+    push: Any = "epilogue",
+    home_granularity: Any = "token",
+    *,
+    _parent_: DictConfig,
 ) -> int | None:
-    """The same on the way home, where warps beside the tiles do it only if rows leave with their
-    tiles and tokens are reduced one by one."""
-    words = [word.name if isinstance(word, Enum) else word for word in (push, home_granularity)]
-    beside = words == ["epilogue", "token"] and not _sets_aside(_parent_)
-    found: int | None = by_device(hardware, 0 if beside else count, None)
+    """Communication CTAs: none where a warp beside the tiles does their work, else `count`; null
+    on the host.
+
+    It does unless roles are typed that have such CTAs. On the way home it does only if rows leave
+    with their tiles and tokens are reduced one by one.
+    """
+    beside = (_word(push), _word(home_granularity)) == ("epilogue", "token")
+    aside = _sets_aside(_parent_) or not beside
+    found: int | None = by_device(hardware, count if aside else 0, None)
     return found
 
 
@@ -134,8 +134,7 @@ def _sets_aside(kernel: DictConfig) -> bool:
     """Whether roles were typed, and have CTAs that communicate; untyped, they follow the count."""
     if OmegaConf.is_interpolation(kernel, "roles"):
         return False
-    word = kernel.roles.name if isinstance(kernel.roles, Enum) else kernel.roles
-    return word in ("fixed", "switch")
+    return _word(kernel.roles) in ("fixed", "switch")
 
 
 def link_chunks(hardware: str, push: Any, hidden: Any, tile_n: Any) -> int | None:
@@ -144,10 +143,9 @@ def link_chunks(hardware: str, push: Any, hidden: Any, tile_n: Any) -> int | Non
     Of rows of 14 336 bytes two were 3 % faster than four on two GPUs (H200, 2026-11), and as fast
     on one.
     """
-    word = push.name if isinstance(push, Enum) else push
     sizes = isinstance(hidden, int) and isinstance(tile_n, int) and tile_n > 0
     equal = sizes and hidden > 0 and hidden % (2 * tile_n) == 0
-    return by_gpus(hardware, 2, None, None) if equal and word == "epilogue" else None
+    return by_gpus(hardware, 2, None, None) if equal and _word(push) == "epilogue" else None
 
 
 def operation(kernel: DictConfig) -> str:
@@ -168,8 +166,7 @@ def roles(hardware: str, num_comm_ctas: Any) -> str | None:
 
 def num_tokens(routing: Any, count: int) -> int | None:
     """The workload's token count, or null where a trace brings its own."""
-    word = routing.name if isinstance(routing, Enum) else routing
-    return None if word == "trace" else count
+    return None if _word(routing) == "trace" else count
 
 
 def axis(choices: Any, gpu: str, cpu: str, traced: str | None = None) -> str:
@@ -197,3 +194,8 @@ def token_axis(choices: Any, gpu: str, cpu: str) -> str:
 
 def _option(hardware: str) -> str:
     return detect.hardware_option() if hardware == "auto" else hardware
+
+
+def _word(value: Any) -> Any:
+    """A choice as it is typed; omegaconf gives it so, or as its schema's enumeration."""
+    return value.name if isinstance(value, Enum) else value

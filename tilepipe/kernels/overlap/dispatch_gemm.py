@@ -155,11 +155,11 @@ def _multiply(
         # Operands will lie where rows have been on their way.
         meet_all(plan.cluster_m)
         lap(place.tape, Event.stand)
-    if cutlass.const_expr(plan.gates and beside is None):
-        _begin_together(place, sending)
-    if cutlass.const_expr(plan.gates and beside is not None):
+    if cutlass.const_expr(plan.gates):
+        if cutlass.const_expr(beside is None):
+            _begin_together(place, sending)
         # Rows of first tiles may be among the rest of some rank: who pushes passes no gate.
-        if place.warp != IDLE_WARP:
+        elif place.warp != IDLE_WARP:
             _begin_together(place, sending, 1)
     work_on_tiles(
         *(place, shared, operands, products, num_clusters),

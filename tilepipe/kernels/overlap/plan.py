@@ -161,9 +161,7 @@ def split_chip(num_sms: int, *, num_launch_ranks: int, num_comm_ctas: int, clust
     """
     own = num_sms // num_launch_ranks // cluster_m * cluster_m
     most = own - cluster_m
-    if num_comm_ctas == 0 and own > 0:
-        return Split(num_comm_ctas=0, num_gemm_ctas=own)
-    if not 1 <= num_comm_ctas <= most:
+    if not 0 <= num_comm_ctas <= most:
         raise ValueError(
             f"kernel.num_comm_ctas={num_comm_ctas}: {num_launch_ranks} ranks share {num_sms} SMs, "
             f"{own} each, and the GEMM needs {cluster_m} of them; choose 1..{most}"
