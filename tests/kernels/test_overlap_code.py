@@ -125,6 +125,13 @@ def test_who_sends_beside_tiles_passes_no_gate(compiled):
         assert not re.search(r"bar\w*\.(sync|arrive)\s+12;", compiled.ptx)
 
 
+def test_who_joins_sleeps_between_looks_at_the_queue(compiled):
+    # Nobody else sleeps in a launch without stamps.
+    sleeps = re.findall(r"nanosleep\.u32 (\d+);", compiled.ptx)
+
+    assert len(sleeps) == 2 * compiled.plan.joins
+
+
 def test_a_warp_sends_beside_tiles_by_a_loop_of_its_own(compiled):
     # Loads of a row that is copied through registers: each loop of them has a row's.
     loads = len(re.findall(r"ld\.global\.L1::no_allocate\S*\.v4", compiled.ptx))

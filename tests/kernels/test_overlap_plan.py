@@ -61,6 +61,19 @@ def test_one_code_serves_every_split():
     assert len(plans) == 1
 
 
+@pytest.mark.parametrize("roles", list(Roles))
+@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
+def test_ctas_join_in_step_where_many_ranks_share_a_gpu(num_ranks, roles):
+    asked = {**SETTINGS, "roles": roles, "num_launch_ranks": num_ranks}
+    plan = plan_overlap(gemm_plan(), replace(CONSTANTS, num_ranks=num_ranks), **asked)
+
+    assert plan.joins == (roles is Roles.switch and num_ranks >= 4)
+    at_once = plan_overlap(
+        gemm_plan(), replace(CONSTANTS, num_ranks=num_ranks), joins=False, **asked
+    )
+    assert at_once == replace(plan, joins=False)
+
+
 def test_pitches_of_ranks_count_only_where_a_launch_holds_several():
     one, two = (
         plan_overlap(

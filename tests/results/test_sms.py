@@ -138,8 +138,14 @@ def test_who_waits_for_tokens_beside_one_that_pushes_is_said_to_push():
     assert told(sm_spans([*push, *wait]))[0] == ("0", "send", 0, 60)
 
 
-def test_of_several_ranks_the_one_that_loses_most_counts():
-    assert late_ns({0: multiplying(0), 1: multiplying(0, ready_us=10)}) == 35_000
+def test_of_several_ranks_the_one_whose_tiles_end_last_counts():
+    slow = [("wait", 0, 1, {"m_tile": 3}), ("tile", 1, 99, {"m_tile": 3})]
+    spans = {0: multiplying(0), 1: multiplying(0, ready_us=10)}
+
+    assert late_ns(spans) == 35_000
+    assert late_ns({**spans, 2: lane("0", COMPUTE, *slow)}) == 1_000
+    # One that multiplies nothing ends no launch.
+    assert late_ns({**spans, 2: lane("0", COMPUTE, ("send", 0, 99, {"m_tile": 3}))}) == 35_000
 
 
 def test_the_tail_is_from_the_last_tile_to_the_last_token_less_the_lag_of_a_push():
@@ -174,7 +180,7 @@ def test_a_launch_that_reduces_nothing_has_no_tail():
 
 
 def test_rows_that_come_late_cost_waits_and_tiles_that_take_longer():
-    sends = lane("2.0", COMMUNICATION, ("send", 0, 90, {"m_tile": 4, "peer": 0, "num_rows": 1}))
+    sends = lane("2.0", COMMUNICATION, ("send", 0, 40, {"m_tile": 4, "peer": 0, "num_rows": 1}))
     spans = [*multiplying(0), *multiplying(1, ready_us=10), *sends]
     # Nobody waits, and two tiles that took 38 us together take 2 us less.
     tiles = [("tile", 5, 15, {"m_tile": 3}), ("tile", 15, 41, {"m_tile": 4})]
@@ -186,10 +192,23 @@ def test_rows_that_come_late_cost_waits_and_tiles_that_take_longer():
     assert late_loss_ns({0: sends}, {0: sends}) == 0
 
 
-def test_of_several_ranks_the_one_whose_loss_is_greatest_counts():
-    beside = {0: multiplying(0, ready_us=10), 1: multiplying(0, ready_us=10)}
+def test_waits_cost_nothing_while_the_other_launch_still_moves_rows():
+    fused = multiplying(0)  # 80 us, of which 35 are waits and 38 tiles
+    tiles = [("tile", 0, 38, {"m_tile": 3})]
+    sends = lane("1.0", COMMUNICATION, ("send", 0, 60, {"m_tile": 4, "peer": 0, "num_rows": 1}))
 
-    assert late_loss_ns({0: multiplying(0), 1: multiplying(0, ready_us=10)}, beside) == 20_000
+    assert late_loss_ns({0: fused}, {0: lane("0.4", COMPUTE, *tiles)}) == 35_000
+    # Its tiles end at 38 us, it itself with its last row at 60.
+    beside = [*lane("0.4", COMPUTE, *tiles), *sends]
+    assert late_loss_ns({0: [*fused, *sends]}, {0: beside}) == 35_000 - 22_000
+
+
+def test_the_rank_whose_tiles_end_last_may_be_another_in_each_launch():
+    fused = {0: multiplying(0), 1: multiplying(0, ready_us=10)}
+    beside = {0: multiplying(0, ready_us=5), 1: multiplying(0, ready_us=10)}
+
+    # Rank 0 waits for 30 + 5 us, rank 1 beside for 10 + 5; rank 0 itself has lost 25.
+    assert late_loss_ns(fused, beside) == 20_000
 
 
 def homeward(*, last_us, sent_us=None, reduced_us=None):

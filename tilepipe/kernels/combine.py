@@ -5,6 +5,8 @@ A token is the weighted sum of its valid slots: FP32, in slot order, product and
 one rounding to bf16 at the end, so the result is the same bits in whatever order rows come.
 """
 
+from functools import partial
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
@@ -33,7 +35,7 @@ from tilepipe.kernels.reduction import (
     unit_at,
     units_of,
 )
-from tilepipe.kernels.stamps import Event, lap, moment
+from tilepipe.kernels.stamps import Event, lap
 from tilepipe.kernels.track import AT_HOME, NO_ITEM
 from tilepipe.kernels.watchdog import wait_or_give_up, wait_telling_or_give_up
 
@@ -205,7 +207,8 @@ def wait_token(
         expected = expected // constants.num_parts
         place = part * words[int(Word.max_tokens)] + token
     counter = element(address(table, rank, Slot.token_ready), place, Int32)
-    asked = moment(tape)
+    # Of what is there at once no stamp is left: tokens are many.
+    on_late = None if tape is None else partial(lap, tape, Event.reduce)
     came, late = wait_telling_or_give_up(
         table,
         rank,
@@ -217,11 +220,10 @@ def wait_token(
         constants.num_ranks,
         limit_ns,
         rest_ns,
+        on_late,
     )
     if cutlass.const_expr(tape is not None):
-        # Of what is there at once no stamp is left: tokens are many.
         if late:
-            lap(tape, Event.reduce, at=asked)
             lap(tape, Event.wait, token, AT_HOME | 1)
     return came
 

@@ -36,6 +36,7 @@ __all__ = [
     "raise_to",
     "release_bulk_fence",
     "release_fence",
+    "rest",
     "set_relaxed",
     "wait_at_least",
     "wait_telling",
@@ -163,7 +164,7 @@ def now_ns() -> Int64:
     return Int64(cute.arch.globaltimer())
 
 
-def _rest(time_ns: int) -> None:
+def rest(time_ns: int) -> None:
     cute.arch.inline_ptx(f"nanosleep.u32 {time_ns};")
 
 
@@ -192,6 +193,7 @@ def wait_telling(
     async_reader: cutlass.Constexpr,
     dtype: cutlass.Constexpr = Int32,
     rest_ns: cutlass.Constexpr = 0,  # between polls: of a warp that must not disturb
+    on_late: cutlass.Constexpr = None,  # called once, behind a first look that was too early
 ) -> tuple[Boolean, Boolean]:
     """Poll until `word >= expected`; True once it is, False when aborted or after `limit_ns`; and
     whether the first look did not find it so.
@@ -204,13 +206,15 @@ def wait_telling(
     seen = _load_acquire(word, dtype, scope)
     late = seen < expected
     if late:
+        if cutlass.const_expr(on_late is not None):
+            on_late()
         begin = now_ns()
         alive = Boolean(True)
         while alive and seen < expected:
             polls = Int32(0)
             while polls < POLLS_PER_LOOK and seen < expected:
                 if cutlass.const_expr(rest_ns > 0):
-                    _rest(rest_ns)
+                    rest(rest_ns)
                 seen = load_relaxed(word, dtype, scope)
                 polls += 1
             if seen < expected:

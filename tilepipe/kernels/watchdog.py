@@ -118,6 +118,7 @@ def wait_telling_or_give_up(
     num_ranks: cutlass.Constexpr,
     limit_ns: Int64,
     rest_ns: cutlass.Constexpr = 0,
+    on_late: cutlass.Constexpr = None,
 ) -> tuple[cutlass.Boolean, cutlass.Boolean]:
     """Wait for a counter or a flag of the own rank; at the limit, leave a record and stop all.
 
@@ -126,7 +127,7 @@ def wait_telling_or_give_up(
     """
     abort = element(address(table, rank, Slot.abort), Int32(0), Int32)
     came, late = wait_telling(
-        *(counter, expected, abort, limit_ns, Scope.sys, False), rest_ns=rest_ns
+        *(counter, expected, abort, limit_ns, Scope.sys, False), rest_ns=rest_ns, on_late=on_late
     )
     if not came:
         seen = load_relaxed(counter, Int32, Scope.sys)

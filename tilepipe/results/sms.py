@@ -135,10 +135,10 @@ def late_ns(spans: Spans) -> int:
     """Dispatch -> GEMM: how much longer a launch takes since rows come late, by its spans.
 
     The time for which an SM that multiplies does nothing but wait for rows, averaged over those
-    SMs: tiles are handed out late, so what one of them loses all make good. Of the rank that loses
-    most; 0 where nothing is multiplied.
+    SMs: tiles are handed out late, so what one of them loses all make good. Of the rank whose tiles
+    end last, since the launch takes as long as that; 0 where nothing is multiplied.
     """
-    return max((_multiplying_ns(found, tiles=False) for found in spans.values()), default=0)
+    return _multiplying_ns(_last_rank(spans), tiles=False)
 
 
 def tail_ns(spans: Spans) -> int:
@@ -182,13 +182,23 @@ def late_loss_ns(fused: Spans, beside: Spans) -> int:
     What an SM that multiplies takes for its tiles and for doing nothing but wait for rows, averaged
     over those SMs: tiles are handed out late, so what one of them loses all make good; and SMs that
     have waited begin tiles apart from those that share operands with them, so that tiles take
-    longer. Of the rank that loses most; 0 where nothing is multiplied.
+    longer. In either launch of the rank whose tiles end last: the launch takes as long as that.
+    Less what the other launch goes on moving rows behind its last tile: waits that end by then cost
+    nothing. 0 where nothing is multiplied.
     """
-    lost = [
-        _multiplying_ns(found, tiles=True) - _multiplying_ns(beside.get(rank, ()), tiles=True)
-        for rank, found in fused.items()
-    ]
-    return max(lost, default=0)
+    lost_ns = _multiplying_ns(_last_rank(fused), tiles=True)
+    lost_ns -= _multiplying_ns(_last_rank(beside), tiles=True)
+    return lost_ns - (_behind_tiles_ns(beside) - _behind_tiles_ns(fused))
+
+
+def _last_rank(spans: Spans) -> Sequence[Span]:
+    """Spans of the rank whose last tile ends last; none where nothing is multiplied."""
+    ends = {
+        rank: max((span.end_ns for span in found if span.kind is SpanKind.tile), default=None)
+        for rank, found in spans.items()
+    }
+    told = {rank: end_ns for rank, end_ns in ends.items() if end_ns is not None}
+    return spans[max(told, key=lambda rank: told[rank])] if told else ()
 
 
 def _multiplying_ns(spans: Sequence[Span], *, tiles: bool) -> int:

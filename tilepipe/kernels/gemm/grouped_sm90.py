@@ -97,6 +97,7 @@ from tilepipe.kernels.stamps import Event, lap
 from tilepipe.kernels.watchdog import give_up
 
 __all__ = [
+    "HAND_OUT_WARP",
     "IDLE_WARP",
     "NUM_THREADS",
     "REGISTERS",

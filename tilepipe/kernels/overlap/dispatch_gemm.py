@@ -10,7 +10,8 @@ load. Nobody who pushes ever waits for a peer, so rows always come.
 
 Roles.switch: a communication CTA whose sends are out takes tiles like the others. Shared memory is
 the same for both lives: stages of communication lie where operands will. Sends are out once their
-bulk copies have completed, and the barrier of the CTA lies between them and the first load.
+bulk copies have completed, and the barrier of the CTA lies between them and the first load. Where
+ranks share the GPU it joins in step with the others (OverlapPlan.joins, `joining.py`).
 
 Roles.beside: no CTA communicates. The warps that load, hand out and store tiles are three of four;
 the fourth pushes rows while the others multiply, 6 loads of 16 bytes a lane in flight, and has all
@@ -52,10 +53,17 @@ from tilepipe.fabric.table import Role, Slot, Word
 from tilepipe.kernels import bulk, simt
 from tilepipe.kernels.edges import Edge
 from tilepipe.kernels.gemm.barriers import meet_all
-from tilepipe.kernels.gemm.grouped_sm90 import IDLE_WARP, NUM_THREADS, REGISTERS, work_on_tiles
-from tilepipe.kernels.memory import LANES, address, buffer, element
+from tilepipe.kernels.gemm.grouped_sm90 import (
+    HAND_OUT_WARP,
+    IDLE_WARP,
+    NUM_THREADS,
+    REGISTERS,
+    work_on_tiles,
+)
+from tilepipe.kernels.memory import LANES, address, buffer, element, word
 from tilepipe.kernels.move import move_rows
 from tilepipe.kernels.overlap.entries import fused_entry
+from tilepipe.kernels.overlap.joining import join_in_step
 from tilepipe.kernels.overlap.plan import OverlapPlan
 from tilepipe.kernels.stamps import Event, lap
 from tilepipe.kernels.watchdog import wait_or_give_up
@@ -140,6 +148,19 @@ def _begin_together(
 
 
 @cute.jit
+def _join(place: cutlass.Constexpr, turn: Int32, num_joining: Int32, num_clusters: Int32):
+    """Hold a cluster that has pushed back until it joins the others in step."""
+    plan, words = place.plan, address(place.table, place.rank, Slot.words)
+    num_tickets = buffer(words, Int32)[int(plan.tiles_word)] * plan.num_n_tiles
+    join_in_step(
+        *(word(words, Word.gemm_queue), num_tickets, turn, num_joining, num_clusters),
+        plan.tuning.raster_m,
+    )
+    cute.arch.sync_warp()
+    lap(place.tape, Event.stand)
+
+
+@cute.jit
 def _multiply(
     plan: cutlass.Constexpr,
     place: cutlass.Constexpr,
@@ -148,6 +169,8 @@ def _multiply(
     operands: cutlass.Constexpr,
     products: cute.TiledMma,
     num_clusters: Int32,
+    turn: Int32,  # of the cluster
+    num_joining: Int32,  # clusters of the rank, the first ones, that have pushed beside tiles
     beside: cutlass.Constexpr = None,  # what the idle warp does meanwhile
 ):
     """Take tiles until none is left. Called by all threads of a CTA, which may have pushed."""
@@ -161,6 +184,9 @@ def _multiply(
         # Rows of first tiles may be among the rest of some rank: who pushes passes no gate.
         elif place.warp != IDLE_WARP:
             _begin_together(place, sending, 1)
+    if cutlass.const_expr(plan.joins):
+        if turn < num_joining and place.warp == HAND_OUT_WARP and place.cta == 0:
+            _join(place, turn, num_joining, num_clusters)
     work_on_tiles(
         *(place, shared, operands, products, num_clusters),
         beside=beside,
@@ -222,9 +248,15 @@ def dispatch_gemm_entry(plan: OverlapPlan) -> Any:
         if cutlass.const_expr(plan.roles is Roles.switch):
             num_clusters += seat.num_comm_clusters
         if cutlass.const_expr(plan.roles is not Roles.fixed):
-            _multiply(plan, place, near, shared, operands, seat.products, num_clusters, beside)
+            _multiply(
+                *(plan, place, near, shared, operands, seat.products, num_clusters),
+                *(seat.turn, seat.num_comm_clusters, beside),
+            )
         else:
             if not pushes:
-                _multiply(plan, place, near, shared, operands, seat.products, num_clusters)
+                _multiply(
+                    *(plan, place, near, shared, operands, seat.products, num_clusters),
+                    *(seat.turn, seat.num_comm_clusters),
+                )
 
     return fused_entry(plan, body)

@@ -199,6 +199,7 @@ def fused_launch(
     roles: Roles = Roles.fixed,
     opens: bool = False,  # all CTAs push the rows that GEMMs begin with
     gates: bool = False,  # CTAs of the GEMM begin together
+    joins: bool = True,  # where many ranks share the GPU, who has sent joins the GEMM in step
     wait: bool = True,  # False: the GEMM does not look at flags, a control and a bound
     sending: torch.Tensor | None = None,  # table of communication; None: that of all
     num_stamps: int = 0,  # that a warp has room for; 0: none is left
@@ -213,6 +214,7 @@ def fused_launch(
         roles=roles,
         opens=opens,
         gates=gates,
+        joins=joins,
         wait=wait,
         sending=sending,
         num_stamps=num_stamps,
@@ -251,6 +253,7 @@ def _bound(
     wait: bool,
     opens: bool = False,
     gates: bool = False,
+    joins: bool = True,
     sending: torch.Tensor | None = None,
     num_stamps: int = 0,
 ) -> BoundLaunch:
@@ -264,6 +267,7 @@ def _bound(
         roles=roles,
         opens=opens,
         gates=gates,
+        joins=joins,
         num_launch_ranks=len(ranks),
         a_rank_pitch=rank_pitch(received),
         d_rank_pitch=out.stride(0),

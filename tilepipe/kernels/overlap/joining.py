@@ -1,0 +1,67 @@
+"""When a CTA that has sent its rows begins with tiles: in step with those that multiply.
+
+Knows nothing of rows, of tiles and of who has sent what.
+
+CTAs of a rank that claim tiles together share operands: `raster_m` of them read the same B tile,
+and every one of them the A tile that another reads for the next column. What one has loaded lies in
+L2 for the others as long as they are within some K steps of it. Who begins in between reads for
+itself until the launch ends. Where one rank has the GPU L2 makes up for that; where eight share it,
+each with weights of its own, memory is what they wait for.
+
+So who joins waits for the others' next claim, which tells that their tiles have ended. And where
+the CTAs of a rank take whole columns of a raster group in a round, so many of those that join stay
+back for a round that the next one begins with a column. All of this is time lost by few: it is
+given up after `_LIMIT_NS`, and order and answers are those of tickets, whoever claims them when.
+
+One H200, dispatch -> GEMM, copy=simt, 4096 tokens over all ranks, times by those of joining at once
+(`python -m benchmarks.comm_ctas`, 40 interleaved launches, 2026-11-30):
+
+    communication CTAs of a rank     2     4     6     8    10    12    14
+    8 ranks, 16 SMs each         0.992 0.947 1.000 1.003 0.950 0.899 0.941
+    4 ranks, 33 SMs each         1.000 0.998 0.991 1.001 0.987 0.997 1.003
+
+One rank takes 0.999 to 1.003, two take 1.000 to 1.004: they join at once.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32
+
+from tilepipe.kernels.semaphore import Scope, load_relaxed, now_ns, rest
+
+__all__ = ["join_in_step"]
+
+# How long who joins waits at most: two or three tiles with K 7168. Between looks at the queue, and
+# until all that are in step have claimed once one of them has.
+_LIMIT_NS, _LOOK_NS, _ROUND_NS = 250_000, 200, 20_000
+
+
+@cute.jit
+def join_in_step(
+    queue: cute.Pointer,  # next ticket of the rank
+    num_tickets: Int32,
+    turn: Int32,  # of this cluster among those that join
+    num_joining: Int32,  # clusters
+    num_clusters: Int32,  # that will take tiles, these included
+    raster_m: cutlass.Constexpr,  # tickets of a column of a raster group
+):
+    """Return when tiles of the others end, or when none is left or it takes too long.
+
+    Called by the warp that will claim; orders nothing.
+    """
+    begin, joins = now_ns(), Boolean(False)
+    while not joins:
+        seen = load_relaxed(queue, Int32, Scope.gpu)
+        over = Int32(0)  # tickets by which a round of all would end within a column
+        if num_clusters % raster_m == 0:
+            over = seen % raster_m
+        joins = turn < num_joining - over
+        now, goes_on = seen, Boolean(True)
+        while now == seen and goes_on:
+            rest(_LOOK_NS)
+            now = load_relaxed(queue, Int32, Scope.gpu)
+            goes_on = now < num_tickets and now_ns() - begin < _LIMIT_NS
+        if not goes_on:
+            joins = Boolean(True)
+        if not joins:
+            rest(_ROUND_NS)
