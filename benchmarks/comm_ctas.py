@@ -1,12 +1,14 @@
 """Both fused launches at every number of communication CTAs, on 1 to 8 ranks, with clusters.
 
-    python -m benchmarks.comm_ctas OUT.csv [--job dispatch_gemm-1-1 ...] [--total-s 150]
+    python -m benchmarks.comm_ctas OUT.csv [--job dispatch_gemm-1-1 ...] [--at-once] [--total-s 150]
 
 A job is operation-ranks-cluster: ranks share the chip, 4096 tokens of deepseek_v3_ep8_rank between
 them, 32 experts; cluster is how many M tiles a cluster of CTAs has. A process a job; OUT gets a
 line for each count, also for those that cannot be resident, with the sentence by which they are
-refused. Counts of a job run interleaved, roles switch; each is compared with the FP32 oracle on
-poisoned memory before it is timed. `over_line` is the time over the line through both neighbours.
+refused. Counts of a job run interleaved, roles switch, or beside where the count is 0; each is
+compared with the FP32 oracle on poisoned memory before it is timed. `over_line` is the time over
+the line through both neighbours. With `--at-once` dispatch -> GEMM of four ranks and more is timed
+once more, with CTAs that join the GEMM when they have sent, not in step with the others.
 However it ends (SIGINT, SIGTERM, --total-s), OUT holds what was compared and timed until then.
 """
 
@@ -14,11 +16,12 @@ import argparse
 import csv
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -43,14 +46,41 @@ from tilepipe.measure.stats import median_interval
 OPERATIONS = (Operation.dispatch_gemm, Operation.gemm_combine)
 GROUPS = ((1, 1), (1, 2), (8, 1), (2, 1), (4, 1), (2, 2), (4, 2), (8, 2))
 JOBS = tuple(f"{op.name}-{ranks}-{cluster}" for ranks, cluster in GROUPS for op in OPERATIONS)
-CTAS = (*range(2, 17), *range(18, 65, 2))
+CTAS = (0, *range(2, 17), *range(18, 65, 2))
 COLUMNS = (
     *("operation", "num_ranks", "cluster_m", "copy", "roles", "num_comm_ctas"),
     *("median_us", "low_us", "high_us", "over_line", "verdict"),
 )
+AT_ONCE = "switch_at_once"  # as roles are called in the table
+_FEWEST_JOIN = 4  # ranks
 _TOKENS = 4096  # of all ranks
 _LAUNCH = 1
 _NUM_WARMUPS = 2
+
+
+class Way(NamedTuple):
+    """A launch of a job."""
+
+    num_ctas: int  # that communicate, of each rank
+    joins: bool = True  # in step, where many ranks share the GPU
+
+    @property
+    def roles(self) -> Roles:
+        return Roles.switch if self.num_ctas else Roles.beside
+
+    @property
+    def name(self) -> str:
+        return self.roles.name if self.joins else AT_ONCE
+
+
+def ways_of(job: str, ctas: Iterable[int], *, at_once: bool) -> Iterator[Way]:
+    operation, ranks, cluster = job.split("-")
+    twice = at_once and operation == Operation.dispatch_gemm.name and int(ranks) >= _FEWEST_JOIN
+    for count in ctas:
+        if count or cluster == "1":  # no configuration has a warp that sends in clusters
+            yield Way(count)
+        if count and twice:
+            yield Way(count, joins=False)
 
 
 def main() -> int:
@@ -60,12 +90,14 @@ def main() -> int:
     parser.add_argument("--total-s", type=float, default=150.0)
     parser.add_argument("--iters", type=int, default=12)
     parser.add_argument("--ctas", type=counts_of, default=CTAS, help="counts, such as 2,4,8")
+    parser.add_argument("--at-once", action="store_true", help="also without joining in step")
     parser.add_argument("--inside", action="store_true", help="run one job in this process")
     chosen = parser.parse_args()
     if chosen.inside:
         (job,) = chosen.job
         with codes_kept(default_folder()):
-            run_job(job, chosen.out, chosen.iters, chosen.ctas)
+            ways = tuple(ways_of(job, chosen.ctas, at_once=chosen.at_once))
+            run_job(job, chosen.out, chosen.iters, ways)
         return 0
     need_gpus()
     parts = {job: chosen.out.with_suffix(f".{job}.csv") for job in chosen.job or JOBS}
@@ -86,6 +118,7 @@ def run_jobs(parts: Mapping[str, Path], chosen: argparse.Namespace) -> bool:
         left = chosen.total_s - (time.monotonic() - begin)
         words = [sys.executable, "-m", "benchmarks.comm_ctas", str(part), "--job", job, "--inside"]
         words += ["--iters", str(chosen.iters), "--ctas", asked]
+        words += ["--at-once"] * chosen.at_once
         code = EXIT_LATE
         if left > 0:
             code = job_code(words, errors=part.with_suffix(".stderr"), limit_s=left)
@@ -111,22 +144,22 @@ def counts_of(typed: str) -> tuple[int, ...]:
     return tuple(sorted({int(count) for count in typed.split(",")}))
 
 
-def run_job(job: str, out: Path, num_iters: int, ctas: Iterable[int]) -> None:
-    """Compare and time every count of a job; its lines are written whatever ends it."""
+def run_job(job: str, out: Path, num_iters: int, ways: Iterable[Way]) -> None:
+    """Compare and time every launch of a job; its lines are written whatever ends it."""
     name, ranks, cluster = job.split("-")
-    verdicts: dict[int, str] = {}
-    taken: dict[int, list[int]] = {}  # nanoseconds of each count, without warm-ups
+    verdicts: dict[Way, str] = {}
+    taken: dict[Way, list[int]] = {}  # nanoseconds of each, without warm-ups
     head = [name, ranks, cluster]
     try:
         with ExitStack() as stack:
             bench = Bench(stack, Operation[name], num_ranks=int(ranks), cluster_m=int(cluster))
-            head += [bench.session.config.kernel.copy.name, Roles.switch.name]
-            for count in ctas:
-                if count <= bench.num_sms:
-                    verdicts[count] = bench.prepare(count)
-            taken |= {count: [] for count, verdict in verdicts.items() if verdict == "ok"}
+            head += [bench.session.config.kernel.copy.name]
+            for way in ways:
+                if way.num_ctas <= bench.num_sms:
+                    verdicts[way] = bench.prepare(way)
+            taken |= {way: [] for way, verdict in verdicts.items() if verdict == "ok"}
             run_interleaved(
-                {str(count): partial(_keep, bench, count, taken) for count in taken},
+                {f"{way.name} {way.num_ctas}": partial(_keep, bench, way, taken) for way in taken},
                 num_warmups=_NUM_WARMUPS,
                 num_iters=num_iters,
                 barrier=lambda: None,
@@ -139,31 +172,35 @@ def run_job(job: str, out: Path, num_iters: int, ctas: Iterable[int]) -> None:
 
 
 def _keep(
-    bench: "Bench", count: int, taken: dict[int, list[int]], number: int
+    bench: "Bench", way: Way, taken: dict[Way, list[int]], number: int
 ) -> dict[str, tuple[int, int]]:
-    """One launch of a count, its time kept as soon as it is known."""
-    windows = bench.timed(count, number)
+    """One launch, its time kept as soon as it is known."""
+    windows = bench.timed(way, number)
     if number >= _NUM_WARMUPS * len(taken):
-        taken[count].append(windows["stage"][1])
+        taken[way].append(windows["stage"][1])
     return windows
 
 
 def lines_of(
-    head: list[str], verdicts: Mapping[int, str], taken: Mapping[int, list[int]]
+    head: list[str], verdicts: Mapping[Way, str], taken: Mapping[Way, list[int]]
 ) -> list[list[str]]:
     """Lines of the table, of what was compared and timed so far."""
     found = {
-        count: median_interval(np.array(times, np.int64)) for count, times in taken.items() if times
+        way: median_interval(np.array(times, np.int64)) for way, times in taken.items() if times
     }
-    above = over_line({count: middle.value for count, middle in found.items()})
+    above: dict[Way, float] = {}
+    for joins in (True, False):  # counts of one kind are neighbours
+        alike = [way for way in found if way.num_ctas and way.joins is joins]
+        ratios = over_line({way.num_ctas: found[way].value for way in alike})
+        above |= {Way(count, joins): ratio for count, ratio in ratios.items()}
     lines = []
-    for count, verdict in verdicts.items():
-        middle = found.get(count)
+    for way, verdict in verdicts.items():
+        middle = found.get(way)
         times = ["", "", ""]
         if middle is not None:
             times = [f"{ns / 1e3:.1f}" for ns in (middle.value, middle.low, middle.high)]
-        ratio = f"{above[count]:.4f}" if count in above else ""
-        lines.append([*head, str(count), *times, ratio, verdict])
+        ratio = f"{above[way]:.4f}" if way in above else ""
+        lines.append([*head, way.name, str(way.num_ctas), *times, ratio, verdict])
     return lines
 
 
@@ -205,7 +242,7 @@ class Bench:
         # Rows as a layer before has made them, or products.
         self.rows = torch.zeros(num_ranks, rows, columns, dtype=torch.bfloat16, device=device)
         self._fill()
-        self._launches: dict[int, _Launch] = {}
+        self._launches: dict[Way, _Launch] = {}
 
     def _fill(self) -> None:
         if not self.homeward:
@@ -215,10 +252,10 @@ class Bench:
             rows, source, token, slot = self.session.received_homes(rank)
             fill_rows(a, _LAUNCH, source, token, slot=slot, row_idx=rows)
 
-    def prepare(self, count: int) -> str:
+    def prepare(self, way: Way) -> str:
         """Bind a launch and compare what it leaves; `ok`, or what is wrong or refused."""
         own = self.session.group
-        knobs = replace(own.knobs, num_ctas=count)
+        knobs = replace(own.knobs, num_ctas=way.num_ctas)
         group = DeviceGroup(
             own.settings, own.shape, knobs, heap=own.heap, watchdog_s=2.0, device=own.device
         )
@@ -226,25 +263,26 @@ class Bench:
             if self.homeward:
                 push = self.session.config.kernel.push
                 fused = fused_home_launch(
-                    *(group, self.layer, self.rows), roles=Roles.switch, push=push
+                    *(group, self.layer, self.rows), roles=way.roles, push=push
                 )
                 num_gemm_ctas = num_first_ctas = ctas_beside(group, self.layer)
             else:
                 fused = fused_launch(
                     *(group, self.layer, self.rows),
-                    roles=Roles.switch,
+                    roles=way.roles,
                     opens=True,
                     gates=True,
+                    joins=way.joins,
                 )
                 num_gemm_ctas = ctas_alone(group, self.layer)
                 num_first_ctas = ctas_beside(group, self.layer)
         except ValueError as error:
             return str(error)
-        self._launches[count] = _Launch(fused, num_gemm_ctas, num_first_ctas)
-        return self._checked(count)
+        self._launches[way] = _Launch(fused, num_gemm_ctas, num_first_ctas)
+        return self._checked(way)
 
-    def _upload(self, count: int) -> None:
-        launch, group = self._launches[count], self.session.group
+    def _upload(self, way: Way) -> None:
+        launch, group = self._launches[way], self.session.group
         if self.homeward:
             upload_home(group, self.layer, num_gemm_ctas=launch.num_gemm_ctas)
         else:
@@ -254,7 +292,7 @@ class Bench:
                 num_first_ctas=launch.num_first_ctas,
             )
 
-    def _checked(self, count: int) -> str:
+    def _checked(self, way: Way) -> str:
         group, homeward = self.session.group, self.homeward
         outputs = (Slot.y, Slot.home_y, Slot.out) if homeward else (Slot.recv_x,)
         for rank in self.session.ranks:
@@ -262,9 +300,9 @@ class Bench:
                 poison(group.tensor(rank, slot))
         if not homeward:
             poison(self.rows)
-        self._upload(count)
+        self._upload(way)
         group.open(exchange=not homeward)
-        self._launches[count].fused()
+        self._launches[way].fused()
         group.synchronize()
         wrong = [detail for rank in self.session.ranks if (detail := self._differs(rank))]
         return wrong[0] if wrong else "ok"
@@ -295,13 +333,13 @@ class Bench:
             )
         return "" if verdict.passed else verdict.detail
 
-    def timed(self, count: int, number: int) -> dict[str, tuple[int, int]]:
+    def timed(self, way: Way, number: int) -> dict[str, tuple[int, int]]:
         """One window of a launch, behind the gate."""
         group = self.session.group
-        self._upload(count)
+        self._upload(way)
         opening = partial(group.open, exchange=not self.homeward)
         windows = self.session.timer.measure(
-            [("plan", opening), ("stage", self._launches[count].fused)]
+            [("plan", opening), ("stage", self._launches[way].fused)]
         )
         group.check()
         return {"stage": (windows["start_ns"], windows["stage"])}

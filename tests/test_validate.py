@@ -205,7 +205,9 @@ CLOCKS = {
     "num_samples": 40,
 }
 DOCUMENT_FAULTS = {
-    f"schema_version is 7, want {SCHEMA_VERSION}": lambda d: d.update(schema_version=7),
+    f"schema_version is {SCHEMA_VERSION + 1}, want {SCHEMA_VERSION}": lambda d: d.update(
+        schema_version=SCHEMA_VERSION + 1
+    ),
     "key status is missing": lambda d: d.pop("status"),
     "key extra is unknown": lambda d: d.update(extra=1),
     "key reason is None, want str": lambda d: d.update(reason=None),

@@ -187,19 +187,21 @@ def test_a_job_that_is_interrupted_leaves_what_it_has_compared_and_timed(tmp_pat
         def __init__(self, stack, operation, *, num_ranks, cluster_m):
             pass
 
-        def prepare(self, count):
-            return "does not fit" if count == 6 else "ok"
+        def prepare(self, way):
+            return "does not fit" if way.num_ctas == 6 else "ok"
 
-        def timed(self, count, number):
+        def timed(self, way, number):
             if number == 11:  # of 2 counts with 2 warm-ups: the fourth iteration
                 raise Interrupted("SIGTERM")
-            return {"stage": (0, 1000 * count)}
+            return {"stage": (0, 1000 * way.num_ctas)}
 
     monkeypatch.setattr(comm_ctas, "Bench", Bench)
     out = tmp_path / "part.csv"
 
+    ways = [comm_ctas.Way(count) for count in (2, 4, 6, 64)]
+
     with pytest.raises(Interrupted):
-        comm_ctas.run_job("dispatch_gemm-1-1", out, 12, (2, 4, 6, 64))
+        comm_ctas.run_job("dispatch_gemm-1-1", out, 12, ways)
 
     with out.open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -207,6 +209,31 @@ def test_a_job_that_is_interrupted_leaves_what_it_has_compared_and_timed(tmp_pat
         ("2", "2.0", "ok"),
         ("4", "4.0", "ok"),
         ("6", "", "does not fit"),
+    ]
+
+
+def test_counts_are_neighbours_of_their_own_kind_and_no_count_has_none():
+    from benchmarks import comm_ctas
+    from benchmarks.comm_ctas import Way
+
+    ways = [Way(0), *(Way(count, joins) for count in (2, 4, 6) for joins in (True, False))]
+    assert list(comm_ctas.ways_of("dispatch_gemm-8-1", (0, 2, 4, 6), at_once=True)) == ways
+    assert list(comm_ctas.ways_of("dispatch_gemm-8-2", (0, 2), at_once=False)) == [Way(2)]
+    assert list(comm_ctas.ways_of("gemm_combine-8-1", (0, 2), at_once=True)) == [Way(0), Way(2)]
+    taken = {way: [1000 * (way.num_ctas + 10 * (way == Way(4)) or 7)] for way in ways}
+
+    lines = comm_ctas.lines_of(["op", "8", "1", "simt"], dict.fromkeys(ways, "ok"), taken)
+
+    columns = comm_ctas.COLUMNS
+    told = [dict(zip(columns, line, strict=True)) for line in lines]
+    assert [(row["roles"], row["num_comm_ctas"], row["over_line"]) for row in told] == [
+        ("beside", "0", ""),
+        ("switch", "2", ""),
+        ("switch_at_once", "2", ""),
+        ("switch", "4", "3.5000"),
+        ("switch_at_once", "4", "1.0000"),
+        ("switch", "6", ""),
+        ("switch_at_once", "6", ""),
     ]
 
 

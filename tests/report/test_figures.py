@@ -616,5 +616,10 @@ def test_the_lower_bound_is_that_of_the_efficiency_where_sms_are_given_away():
     sent = {"push": "epilogue", "walk": "chunk", "num_chunks": 4, "hidden": 7168, "tile_n": 256}
     # Of four chunks three are reduced while tiles are multiplied.
     assert bound_ns({**point, "fused": {**sent, **point["fused"]}}, "gemm_combine") == 122
+    # Once 90 of 120 are over a quarter of the whole is left.
+    joins = {"operation": "dispatch_gemm", "roles": "switch", "work_ns": 140}
+    out = {**point, "dispatch": point["push"], "fused": joins}
+    del out["reduce"]
+    assert bound_ns(out, "dispatch_gemm") == 90 + 25
     del point["gemm_split"]  # the host gives none away
     assert bound_ns(point, "gemm_combine") == 108

@@ -1,9 +1,11 @@
 """Figures of a point, each worked out by hand from made-up samples with different slowest ranks."""
 
+from dataclasses import replace
+
 import pytest
 
-from tilepipe.records import Point, RankRecord, Sample
-from tilepipe.results.accounting import account, efficiency_mark
+from tilepipe.records import Outcome, Point, RankRecord, Sample, Status
+from tilepipe.results.accounting import account, as_today, efficiency_mark
 from tilepipe.results.summary import slowest_rank
 
 COUNTS = {
@@ -337,7 +339,32 @@ def test_an_efficiency_that_may_be_1_or_is_above_it_is_marked():
     assert mark("dispatch_gemm") == ""
     assert mark("dispatch_gemm", gemm_all=(9, 7)) == "~"
     assert mark("dispatch_gemm", gemm_all=(9.5, 7)) == "!"
-    assert mark("dispatch_gemm", gemm_all=(9.5, 7), gemm_split=(8, 8)) == ""
+    assert mark("dispatch_gemm", gemm_all=(8, 7), gemm_split=(9.5, 8)) == "!"
     assert mark("gemm_combine", push=(4, 5), reduce=(0.5, 0.75)) == ""
     assert mark("gemm_combine", push=(4, 5), reduce=(0.5, 1.25)) == "!"
     assert mark("moe_layer", gemm_all=(99, 99)) == ""
+
+
+def test_a_bound_of_an_older_version_is_made_anew_where_it_is_read():
+    times = DISPATCH_GEMM | {("gemm_split", "stage"): (8.5, 8.5)}
+    asked = on_gpu("dispatch_gemm", "loopback")
+    asked.config["kernel"]["roles"] = "switch"
+    _, figures = account(asked, records(times))
+    # Communication takes 4 of 8.5 ms, then 4.5 / 8.5 of the 8 ms on all SMs are left.
+    bound = 4 + 8 * 4.5 / 8.5
+    assert figures["fused/efficiency"] == pytest.approx(bound / 9)
+    stored = Outcome(
+        point=asked,
+        status=Status.ok,
+        reason="",
+        records=tuple(records(times)),
+        figures={**figures, "fused/efficiency": 8.5 / 9, "fused/hidden_share": 0.5},
+    )
+
+    assert as_today(stored, 7) == stored
+    anew = as_today(stored, 6).figures
+    assert anew["fused/efficiency"] == figures["fused/efficiency"]
+    assert anew["fused/hidden_share"] == 0.5, "its formula has not changed"
+    # A point without times has no such figure.
+    bare = replace(stored, status=Status.timeout, records=(), figures={"flops": 1.0})
+    assert as_today(bare, 6) == bare

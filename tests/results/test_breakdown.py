@@ -1,5 +1,7 @@
 """Terms that add up, intervals that repeat, and the figures of an overlap."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,10 +13,10 @@ from tilepipe.results.breakdown import (
     bound_mark,
     breakdown_interval_kind,
     breakdown_terms,
-    home_way,
     lower_bound_ns,
     overlap_figures,
     terms_error,
+    way_of,
 )
 
 FLAGGED = {"dispatch_gemm": "gemm_flags", "gemm_combine": "gemm_publish"}
@@ -219,7 +221,45 @@ def test_figures_without_a_divisor_are_left_out():
     ],
 )
 def test_the_bound_leaves_out_what_a_way_home_can_hide(setting, bound):
-    assert lower_bound_ns(100, 150, 40, home_way(setting)) == bound
+    assert lower_bound_ns(100, 150, 40, way_of(setting)) == bound
+
+
+SWITCH = {"operation": "dispatch_gemm", "roles": "switch"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "comm_ns", "bound"),
+    [
+        (SWITCH, 0, 100),
+        # Half of the GEMM is done when the sends are out, the rest of it is half of the whole.
+        (SWITCH, 60, 60 + 50),
+        (SWITCH, 120, 120),
+        (SWITCH, 150, 150),
+        ({**SWITCH, "roles": "fixed"}, 60, 120),
+        # CTAs that push or reduce never multiply.
+        ({**SWITCH, "operation": "gemm_combine"}, 60, 120),
+    ],
+)
+def test_the_gemm_goes_on_on_all_sms_once_those_that_sent_have_joined(setting, comm_ns, bound):
+    assert lower_bound_ns(120, comm_ns, way=way_of(setting), whole_ns=100) == bound
+
+
+@given(
+    split=st.integers(1, 2**40),
+    whole=st.integers(0, 2**40),
+    comm=st.integers(0, 2**40),
+    more=st.integers(0, 2**20),
+)
+def test_a_bound_with_ctas_that_join_rises_with_every_part(split, whole, comm, more):
+    whole = min(whole, split)
+    bound = partial(lower_bound_ns, way=way_of(SWITCH))
+    here = bound(split, comm, whole_ns=whole)
+
+    assert max(whole, comm) <= here <= max(split, comm)
+    assert here <= bound(split + more, comm, whole_ns=whole)
+    # Rounding down takes less than a nanosecond.
+    assert here <= bound(split, comm + more, whole_ns=whole) + 1
+    assert here <= bound(split + more, comm, whole_ns=whole + more)
 
 
 PARTS = ("dispatch_gemm", "swiglu", "gemm_combine")

@@ -109,7 +109,7 @@ def test_a_row_carries_workload_routing_and_kernel_of_its_point(make_outcome):
     row = summary_rows([make_outcome()])[0]
 
     want = {
-        "schema_version": 6,
+        "schema_version": 7,
         "config_id": "c0ffee",
         "operation": "dispatch_gemm",
         "status": "ok",

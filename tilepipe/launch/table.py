@@ -16,7 +16,7 @@ from rich.text import Text
 from tilepipe.config.choices import Fabric, Regime
 from tilepipe.records import Interval, Outcome, Point, Status
 from tilepipe.results.accounting import MAIN, efficiency_mark
-from tilepipe.results.breakdown import home_way
+from tilepipe.results.breakdown import way_of
 from tilepipe.results.pointfile import command_of
 from tilepipe.results.summary import Reduced, Series, reduce_series, slowest_rank, summary_rows
 
@@ -205,7 +205,7 @@ def figures_table(outcomes: Sequence[Outcome], *, narrow: bool = False) -> Table
     found = [slowest_rank(outcome.records) for outcome in outcomes]
     signs = [
         {
-            "efficiency": efficiency_mark(row["operation"], series, home_way(row)),
+            "efficiency": efficiency_mark(row["operation"], series, way_of(row)),
             "speedup": _speedup_mark(row),
         }
         for row, series in zip(mains, found, strict=True)

@@ -22,7 +22,7 @@ from tilepipe.report.groups import (
 from tilepipe.report.shapes import DotFigure, DotPanel, Dots, Grid, Value
 from tilepipe.report.words import NULL, caption, scaled, time_unit, told_value, work
 from tilepipe.results.accounting import COMMUNICATION
-from tilepipe.results.breakdown import bound_mark, home_way, lower_bound_ns
+from tilepipe.results.breakdown import bound_mark, lower_bound_ns, way_of
 
 __all__ = ["MAX_ROWS", "bound_ns", "overlap_figures"]
 
@@ -41,7 +41,7 @@ _BOUND = {
 _BOUND_NOTE = "The lower bound is made of medians of the parts alone, so it has no interval"
 _EFFICIENCY_NOTE = (
     " efficiency: lower bound over fused; ~: by the intervals of the times it may be 1; !: it is "
-    "above 1, so the parts were slower alone, or CTAs that communicate joined the GEMM."
+    "above 1, so the parts were slower alone."
 )
 _PARTS_NOTE = "Parts are medians of launches of their own, added up, so they have no interval"
 _BEST_NOTE = "Of several CTA counts the one with the lowest fused time is shown"
@@ -69,8 +69,7 @@ def overlap_figures(points: pa.Table, operation: str) -> list[DotFigure]:
 
 
 def bound_ns(point: Mapping[str, Row], operation: str, *, of: str = "work_ns") -> int:
-    """The bound that `efficiency` is made with: the GEMM on the SMs that are left to it, where some
-    are given away, or communication, plus what of a reduction none can hide; `of`: which column.
+    """The bound that `efficiency` is made with, `lower_bound_ns`; `of`: which column.
 
     Of a layer the sum of its parts.
     """
@@ -78,8 +77,9 @@ def bound_ns(point: Mapping[str, Row], operation: str, *, of: str = "work_ns") -
         return sum(int(point[name][of]) for name in _PARTS)
     gemm = point.get("gemm_split", point["gemm_all"])
     reduce = int(point["reduce"][of]) if "reduce" in point else 0
-    way = home_way(point["fused"])
-    return lower_bound_ns(gemm[of], point[COMMUNICATION[operation]][of], reduce, way)
+    way = way_of(point["fused"])
+    comm_ns, whole_ns = point[COMMUNICATION[operation]][of], point["gemm_all"][of]
+    return lower_bound_ns(gemm[of], comm_ns, reduce, way, whole_ns=whole_ns)
 
 
 def _efficiency_mark(point: Mapping[str, Row], operation: str) -> str:

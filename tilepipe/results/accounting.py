@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tilepipe.measure.stats import integer_median
-from tilepipe.records import BreakdownTerm, Point, RankRecord
+from tilepipe.records import BreakdownTerm, Outcome, Point, RankRecord
 from tilepipe.results.breakdown import (
-    HomeWay,
+    Way,
     bound_mark,
     breakdown_terms,
-    home_way,
     lower_bound_ns,
     overlap_figures,
     speedup_figures,
+    way_of,
 )
 from tilepipe.results.summary import (
     Series,
@@ -25,7 +25,7 @@ from tilepipe.results.summary import (
     slowest_rank,
 )
 
-__all__ = ["COMMUNICATION", "MAIN", "account", "efficiency_mark"]
+__all__ = ["COMMUNICATION", "MAIN", "account", "as_today", "efficiency_mark"]
 
 # operation -> name of a breakdown's series -> (contender, component) that measured it
 _SERIES = {
@@ -60,6 +60,9 @@ MAIN = {
     **dict.fromkeys(("dispatch_gemm", "gemm_combine", "moe_layer"), "fused"),
     "grouped_gemm": "gemm_all",
 }
+# Figure -> version from which on it is made as it is today. Before 7 the bound of dispatch_gemm did
+# not know of CTAs that join the GEMM.
+_FORMULA_SINCE = {"efficiency": 7}
 # Contenders whose time is that of moving rows; the others multiply, the fused ones do both.
 _MOVING = ("dispatch", "combine", "push", "torch_dispatch", "torch_combine")
 _MULTIPLYING = (
@@ -96,8 +99,20 @@ def account(
         if counts.get("unstamped_ns"):
             figures["fused/stamping_cost"] = counts["stamped_ns"] / counts["unstamped_ns"]
         if records[0].counts["all_rows"]:  # without rows there is nothing to overlap
-            figures |= _overlap(point.operation, series, _home_way(point))
+            figures |= _overlap(point.operation, series, _way(point))
     return terms, figures | _rates(point, records, series)
+
+
+def as_today(outcome: Outcome, version: int) -> Outcome:
+    """A stored outcome with the figures that older versions made by another formula made anew."""
+    changed = [
+        key for key in outcome.figures if version < _FORMULA_SINCE.get(key.rpartition("/")[2], 1)
+    ]
+    if not changed:
+        return outcome
+    _, figures = account(outcome.point, outcome.records)
+    anew = {key: figures[key] for key in changed if key in figures}
+    return replace(outcome, figures=dict(outcome.figures) | anew)
 
 
 def _point_figures(point: Point, records: Sequence[RankRecord]) -> dict[str, float]:
@@ -114,12 +129,13 @@ def _point_figures(point: Point, records: Sequence[RankRecord]) -> dict[str, flo
     return figures
 
 
-def _home_way(point: Point) -> HomeWay:
+def _way(point: Point) -> Way:
     kernel, workload = (point.config.get(group, {}) for group in ("kernel", "workload"))
-    return home_way({**kernel, "hidden": workload.get("hidden")})
+    known = {"operation": point.operation, "hidden": workload.get("hidden")}
+    return way_of({**kernel, **known})
 
 
-def _overlap(operation: str, series: Series, way: HomeWay) -> dict[str, float]:
+def _overlap(operation: str, series: Series, way: Way) -> dict[str, float]:
     if operation not in COMMUNICATION:  # two launches: no one bound is theirs
         times = {name: series[name, "stage"] for name in ("fused", "sequential")}
         return speedup_figures("fused", **times)
@@ -136,19 +152,22 @@ def _overlap(operation: str, series: Series, way: HomeWay) -> dict[str, float]:
     )
 
 
-def efficiency_mark(operation: str, series: Series, way: HomeWay | None = None) -> str:
+def efficiency_mark(operation: str, series: Series, way: Way | None = None) -> str:
     """`bound_mark` of the efficiency of a point; nothing where it has none."""
     if operation not in COMMUNICATION or ("fused", "stage") not in series:
         return ""
     gemm = "gemm_split" if ("gemm_split", "stage") in series else "gemm_all"
     found = {
         name: reduce_series(series[name, "stage"])
-        for name in ("fused", gemm, COMMUNICATION[operation], "reduce")
+        for name in ("fused", gemm, "gemm_all", COMMUNICATION[operation], "reduce")
         if (name, "stage") in series
     }
     ends = {name: (times.low_ns, times.high_ns) for name, times in found.items()}
-    parts = (ends[gemm], ends[COMMUNICATION[operation]], ends.get("reduce", (0, 0)))
-    low_ns, high_ns = (lower_bound_ns(*part, way) for part in zip(*parts, strict=True))
+    comm, reduce = ends[COMMUNICATION[operation]], ends.get("reduce", (0, 0))
+    low_ns, high_ns = (
+        lower_bound_ns(ends[gemm][i], comm[i], reduce[i], way, whole_ns=ends["gemm_all"][i])
+        for i in range(2)
+    )
     return bound_mark(bound_ns=(low_ns, high_ns), fused_ns=ends["fused"])
 
 

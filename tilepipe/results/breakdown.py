@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilepipe.config.choices import Push, Walk
+from tilepipe.config.choices import Operation, Push, Roles, Walk
 from tilepipe.measure.stats import (
     MIN_VALUES_FOR_INTERVAL,
     bootstrap_medians,
@@ -34,15 +34,15 @@ from tilepipe.results.schema import TERMS
 from tilepipe.schedule.settings import home_chunks_of
 
 __all__ = [
-    "HomeWay",
+    "Way",
     "bound_mark",
     "breakdown_interval_kind",
     "breakdown_terms",
-    "home_way",
     "lower_bound_ns",
     "overlap_figures",
     "speedup_figures",
     "terms_error",
+    "way_of",
 ]
 
 SEED = 20_261_129  # fixed: equal samples give equal intervals
@@ -110,30 +110,51 @@ def breakdown_interval_kind(num_iters: int) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HomeWay:
-    """What of combine a fused launch can hide, as far as its settings tell."""
+class Way:
+    """What a fused launch can hide of its communication, as far as its settings tell."""
 
+    joins: bool = False  # CTAs that have sent all take tiles
     sends: bool = False  # rows leave with their tiles: nobody else takes time to push them
     num_parts: int = 1  # of a token; all but the last are reduced while others are multiplied
 
 
-def home_way(setting: Mapping[str, Any]) -> HomeWay:
-    """Of a point, from keys `push`, `walk`, `num_chunks`, `hidden` and `tile_n`, as they are there.
+def way_of(setting: Mapping[str, Any]) -> Way:
+    """Of a point, from keys `operation`, `roles`, `push`, `walk`, `num_chunks`, `hidden` and
+    `tile_n`, as they are there.
 
-    Points without the first two are of operations, executors or versions that have one way.
+    Points without `push` and `walk` are of operations, executors or versions that have one way.
     """
+    # On the way home CTAs that communicate never multiply: those that have multiplied join them.
+    outward = setting.get("operation") == Operation.dispatch_gemm.name
     num_parts, sends = 1, setting.get("push") == Push.epilogue.name
     if setting.get("walk") == Walk.chunk.name:
         sizes = (_BF16_BYTES * setting[key] for key in ("hidden", "tile_n"))
         push = Push.epilogue if sends else None
         num_parts = setting["num_chunks"] or home_chunks_of(*sizes, push=push)
-    return HomeWay(sends=sends, num_parts=num_parts)
+    joins = outward and setting.get("roles") == Roles.switch.name
+    return Way(joins=joins, sends=sends, num_parts=num_parts)
 
 
-def lower_bound_ns(gemm_ns: int, comm_ns: int, reduce_ns: int, way: HomeWay | None = None) -> int:
-    """What no fused launch of these parts can be faster than, links left out."""
-    way = way or HomeWay()
-    return max(gemm_ns, 0 if way.sends else comm_ns) + reduce_ns // way.num_parts
+def lower_bound_ns(
+    gemm_ns: int,  # on the SMs that are left to it; on all where none are given away
+    comm_ns: int,
+    reduce_ns: int = 0,
+    way: Way | None = None,
+    *,
+    whole_ns: int | None = None,  # GEMM on all SMs; None: as above
+) -> int:
+    """What no fused launch of these parts can be faster than, links left out.
+
+    Where CTAs that have sent join the GEMM it goes on at its rate on all SMs: of `gemm_ns` it has
+    then done the share that communication takes, and of `whole_ns` the rest is left.
+    """
+    way = way or Way()
+    if way.sends:
+        comm_ns = 0
+    bound_ns = max(gemm_ns, comm_ns)
+    if way.joins and whole_ns is not None and comm_ns < gemm_ns:
+        bound_ns = comm_ns + whole_ns * (gemm_ns - comm_ns) // gemm_ns
+    return bound_ns + reduce_ns // way.num_parts
 
 
 def bound_mark(*, bound_ns: tuple[int, int], fused_ns: tuple[int, int]) -> str:
@@ -173,19 +194,20 @@ def overlap_figures(
     gemm_split: NDArray[np.int64] | None = None,  # (num_iters,) on the SMs that are left to it
     comm: NDArray[np.int64],  # (num_iters,) communication alone
     reduce_ns: int = 0,  # gemm_combine: the reduction, which on the host the computing thread does
-    way: HomeWay | None = None,
+    way: Way | None = None,
 ) -> dict[str, float]:
     """efficiency, hidden_share and speedup as figures of the contender.
 
-    The bound is `lower_bound_ns` of gemm_split; the host gives no SMs away, so there it is that of
-    gemm_all: one thread multiplies, then reduces, while another communicates.
+    The bound is `lower_bound_ns` of gemm_split; where no SMs are given away, as on the host, it is
+    that of gemm_all: one thread multiplies, then reduces, while another communicates.
     A figure whose divisor is not above 0 is left out.
     """
     fused_ns, comm_ns, gemm_ns = (int(integer_median(s)) for s in (fused, comm, gemm_all))
     split_ns = gemm_ns if gemm_split is None else int(integer_median(gemm_split))
     figures = {}
     if fused_ns > 0:
-        figures["efficiency"] = lower_bound_ns(split_ns, comm_ns, reduce_ns, way) / fused_ns
+        bound_ns = lower_bound_ns(split_ns, comm_ns, reduce_ns, way, whole_ns=gemm_ns)
+        figures["efficiency"] = bound_ns / fused_ns
     if comm_ns > 0:
         figures["hidden_share"] = 1 - (fused_ns - gemm_ns) / comm_ns
     told = {f"{contender}/{name}": value for name, value in figures.items()}

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from tilepipe.measure.stats import integer_median
 from tilepipe.records import Outcome, Status
+from tilepipe.results.accounting import as_today
 from tilepipe.results.breakdown import terms_error
 from tilepipe.results.columns import allowed_words
 from tilepipe.results.pointfile import document_faults, outcome_of, upgraded
@@ -123,6 +124,7 @@ def _examine(folder: Path, *, anywhere: bool) -> tuple[Stored | None, list[str]]
     if not anywhere:
         faults += _place_faults(folder, document)
     outcome = outcome_of(document, samples=samples_by_rank(samples), terms=stored_terms(breakdown))
+    outcome = as_today(outcome, document["schema_version"])
     faults += _word_faults(outcome)
     if not faults:
         faults += _outcome_faults(outcome, samples)

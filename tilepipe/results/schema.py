@@ -4,8 +4,9 @@ Knows nothing of how a value is reached, of files or of which point it belongs t
 
 Every field carries `meaning`, `unit` and `window` (what lies inside the timed window) as metadata,
 and `allowed` where only some words are legal. A column never changes its meaning: it gets another
-name, and SCHEMA_VERSION goes up. Files of older versions stay readable: ADDED_IN says which columns
-they cannot have.
+name, and SCHEMA_VERSION goes up; but for a figure that is made anew from what older files hold
+wherever they are read (accounting.as_today). Files of older versions stay readable: ADDED_IN says
+which columns they cannot have.
 """
 
 from collections.abc import Mapping
@@ -34,7 +35,7 @@ __all__ = [
     "TIMELINE",
 ]
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 NOT_TIMED = "not timed"
 
@@ -214,8 +215,9 @@ CONTENDER_FIGURES = {
     "tflops": (f"flops per rank over {_WORK}", "1e12 flop/s"),
     "efficiency": (
         "max(GEMM on the SMs left to it, communication), plus reduce for combine, over fused "
-        "without plan; communication is left out with push=epilogue, and of reduce all but the "
-        "last chunk with walk=chunk",
+        "without plan; in dispatch_gemm with roles=switch the GEMM goes on on all SMs once "
+        "communication alone would have ended; communication is left out with push=epilogue, and "
+        "of reduce all but the last chunk with walk=chunk",
         "1",
     ),
     "hidden_share": ("1 - (fused - gemm_all) / communication alone", "1"),
