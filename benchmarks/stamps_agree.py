@@ -52,8 +52,8 @@ _NUM_PAIRS = 7  # of launches with stamps and without
 _READY_S = 30.0  # that a job waits for the others
 _COLUMNS = (
     *("job", "fused_us", "contended_us", "stamping_cost", "term", "breakdown_us", "low_us"),
-    *("high_us", "stamped_us", "alone_us", "allowed_us", "agrees", "kernel_us", "spans_us"),
-    *("sms", "faults"),
+    *("high_us", "stamped_us", "waits_us", "tiles_us", "behind_us", "alone_us", "allowed_us"),
+    *("agrees", "kernel_us", "spans_us", "sms", "faults"),
 )
 
 
@@ -150,6 +150,9 @@ def _read(name: str, config: Any, series: Any, taken: Any) -> tuple[dict[str, An
         "low_us": measured.low / 1e3,
         "high_us": measured.high / 1e3,
         "stamped_us": stamped_ns / 1e3,
+        "waits_us": recorded.loss.waits_ns / 1e3,
+        "tiles_us": recorded.loss.tiles_ns / 1e3,
+        "behind_us": recorded.loss.behind_ns / 1e3,
         "alone_us": counts[f"stamped_{term}_ns"] / 1e3,
         "allowed_us": found.allowed / 1e3,
         "agrees": found.holds,

@@ -23,7 +23,7 @@ from tilepipe.config.choices import (
 )
 from tilepipe.kernels.gemm.plan import GemmTuning
 
-TOKENS = [(37, 129), (64, 0)]  # of each rank, launch by launch
+TOKENS = [(37, 129, 5, 0), (64, 0, 31, 128)]  # of each rank, launch by launch
 SMALL = {"num_ranks": 2, "num_experts": 4, "num_ctas": 1, "num_sms": 8, "watchdog_s": 20_000.0}
 HOME = {"hidden": 128, "n": 512, "num_chunks": 2}
 OUT_CASES = {
@@ -31,6 +31,11 @@ OUT_CASES = {
     "out_simt": {"copy": Copy.simt},
     "out_together": {"roles": Roles.switch, "opens": True, "gates": True},
     "out_beside": {"roles": Roles.beside, "opens": True, "gates": True},
+    # Four ranks and more: CTAs that have sent join in step.
+    "out_joining": {
+        **{"roles": Roles.switch, "opens": True, "gates": True, "copy": Copy.simt},
+        **{"num_ranks": 4, "num_sms": 16},
+    },
     "out_token": {"granularity": Granularity.token, "layout": Layout.packed},
     "out_cluster": {
         "tuning": GemmTuning(cluster_m=2),
@@ -58,7 +63,11 @@ def main() -> int:
         chosen = Chosen(**(SMALL | shape | (HOME_CASES | OUT_CASES)[name]))
         routings = [
             random_routing(
-                tokens, num_experts=chosen.num_experts, num_topk=2, kind="masked", seed=number
+                tokens[: chosen.num_ranks],
+                num_experts=chosen.num_experts,
+                num_topk=2,
+                kind="masked",
+                seed=number,
             )
             for number, tokens in enumerate(TOKENS)
         ]

@@ -51,6 +51,8 @@ ALONE = [
     # Rows in pieces, K and N that are no multiple of a tile.
     {"hidden": 7176, "n": 264},
     {"num_ranks": 8, "num_ctas": 8, "roles": Roles.switch},
+    {"num_ranks": 4, "num_ctas": 3, "roles": Roles.switch, "opens": True, "gates": True},
+    {"num_ranks": 8, "num_ctas": 9, "roles": Roles.switch, "opens": True, "gates": True},
     {"opens": True},
     {"opens": True, "copy": Copy.simt, "num_ranks": 2},
     {"opens": True, "gates": True, "roles": Roles.switch},

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from tests.results.spans import lane
 from tilepipe.records import Interval, SpanKind, SpanRole
 from tilepipe.results.sms import (
+    Loss,
     agreement,
-    late_loss_ns,
+    late_loss,
     late_ns,
     role_times,
     sm_spans,
-    tail_loss_ns,
+    tail_loss,
     tail_ns,
 )
 from tilepipe.results.spans import lane_times
@@ -187,9 +188,11 @@ def test_rows_that_come_late_cost_waits_and_tiles_that_take_longer():
     beside = [*lane("0.4", COMPUTE, *tiles), *lane("1.4", COMPUTE, *tiles), *sends]
 
     # 30 + 5 us on one, 10 + 5 us on the other, and 2 us on both; the SM that only sends is neither.
-    assert late_loss_ns({0: spans}, {0: beside}) == 27_000
-    assert late_loss_ns({0: beside}, {0: spans}) == -27_000
-    assert late_loss_ns({0: sends}, {0: sends}) == 0
+    lost = late_loss({0: spans}, {0: beside})
+    assert lost == Loss(waits_ns=25_000, tiles_ns=2_000, behind_ns=0)
+    assert lost.all_ns == 27_000
+    assert late_loss({0: beside}, {0: spans}).all_ns == -27_000
+    assert late_loss({0: sends}, {0: sends}).all_ns == 0
 
 
 def test_waits_cost_nothing_while_the_other_launch_still_moves_rows():
@@ -197,10 +200,11 @@ def test_waits_cost_nothing_while_the_other_launch_still_moves_rows():
     tiles = [("tile", 0, 38, {"m_tile": 3})]
     sends = lane("1.0", COMMUNICATION, ("send", 0, 60, {"m_tile": 4, "peer": 0, "num_rows": 1}))
 
-    assert late_loss_ns({0: fused}, {0: lane("0.4", COMPUTE, *tiles)}) == 35_000
+    assert late_loss({0: fused}, {0: lane("0.4", COMPUTE, *tiles)}).all_ns == 35_000
     # Its tiles end at 38 us, it itself with its last row at 60.
     beside = [*lane("0.4", COMPUTE, *tiles), *sends]
-    assert late_loss_ns({0: [*fused, *sends]}, {0: beside}) == 35_000 - 22_000
+    lost = late_loss({0: [*fused, *sends]}, {0: beside})
+    assert (lost.all_ns, lost.behind_ns) == (35_000 - 22_000, -22_000)
 
 
 def test_the_rank_whose_tiles_end_last_may_be_another_in_each_launch():
@@ -208,7 +212,7 @@ def test_the_rank_whose_tiles_end_last_may_be_another_in_each_launch():
     beside = {0: multiplying(0, ready_us=5), 1: multiplying(0, ready_us=10)}
 
     # Rank 0 waits for 30 + 5 us, rank 1 beside for 10 + 5; rank 0 itself has lost 25.
-    assert late_loss_ns(fused, beside) == 20_000
+    assert late_loss(fused, beside).all_ns == 20_000
 
 
 def homeward(*, last_us, sent_us=None, reduced_us=None):
@@ -226,12 +230,15 @@ def test_the_tail_costs_what_follows_the_last_tile_more_than_without_a_reduction
     fused = homeward(last_us=60, sent_us=80, reduced_us=95)
     pushing, sending = homeward(last_us=58, sent_us=64), homeward(last_us=58)
 
-    assert tail_loss_ns({0: fused}, {0: pushing}) == 35_000 - 6_000
-    assert tail_loss_ns({0: fused}, {0: sending}) == 35_000
+    lost = tail_loss({0: fused}, {0: pushing})
+    assert lost == Loss(waits_ns=0, tiles_ns=2_000, behind_ns=35_000 - 6_000)
+    assert lost.all_ns == 95_000 - 64_000
+    assert tail_loss({0: fused}, {0: sending}).behind_ns == 35_000
     # The last tile and the last token of all ranks count, as the launch is theirs.
     late = homeward(last_us=80)
-    assert tail_loss_ns({0: fused, 1: late}, {0: pushing, 1: pushing}) == 15_000 - 6_000
-    assert tail_loss_ns({0: multiplying(0)}, {0: pushing}) == 0
+    lost = tail_loss({0: fused, 1: late}, {0: pushing, 1: pushing})
+    assert lost == Loss(waits_ns=0, tiles_ns=22_000, behind_ns=15_000 - 6_000)
+    assert tail_loss({0: multiplying(0)}, {0: pushing}).all_ns == 0
 
 
 def test_times_of_roles_tell_what_sms_were_there_for():

@@ -17,14 +17,16 @@ from tilepipe.records import Interval, Span, SpanKind, SpanRole
 from tilepipe.results.spans import LaneTimes, Spans, lane_times
 
 __all__ = [
+    "NO_LOSS",
     "Agreement",
+    "Loss",
     "RoleTimes",
     "agreement",
-    "late_loss_ns",
+    "late_loss",
     "late_ns",
     "role_times",
     "sm_spans",
-    "tail_loss_ns",
+    "tail_loss",
     "tail_ns",
 ]
 
@@ -138,7 +140,7 @@ def late_ns(spans: Spans) -> int:
     SMs: tiles are handed out late, so what one of them loses all make good. Of the rank whose tiles
     end last, since the launch takes as long as that; 0 where nothing is multiplied.
     """
-    return _multiplying_ns(_last_rank(spans), tiles=False)
+    return _multiplying_ns(_last_rank(spans), SpanKind.wait)
 
 
 def tail_ns(spans: Spans) -> int:
@@ -175,20 +177,39 @@ def _push_lag_ns(spans: Spans) -> int:
     return max(0, lags[len(lags) // 2]) if lags else 0
 
 
-def late_loss_ns(fused: Spans, beside: Spans) -> int:
-    """Dispatch -> GEMM: how much longer a launch takes since rows come late, by its spans and those
-    of a launch beside the same communication whose rows were there.
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """How much longer a launch takes than another, by spans of both; parts may be negative."""
 
-    What an SM that multiplies takes for its tiles and for doing nothing but wait for rows, averaged
-    over those SMs: tiles are handed out late, so what one of them loses all make good; and SMs that
+    waits_ns: int  # of SMs that multiply, for rows
+    tiles_ns: int  # of those SMs, or how much later the last of all tiles ends
+    behind_ns: int  # from there to the last row or token
+
+    @property
+    def all_ns(self) -> int:
+        return self.waits_ns + self.tiles_ns + self.behind_ns
+
+
+NO_LOSS = Loss(waits_ns=0, tiles_ns=0, behind_ns=0)
+
+
+def late_loss(fused: Spans, beside: Spans) -> Loss:
+    """Dispatch -> GEMM: what a launch loses since rows come late, by its spans and those of a
+    launch beside the same communication whose rows were there.
+
+    What an SM that multiplies takes for doing nothing but wait for rows, and for its tiles, means
+    of those SMs: tiles are handed out late, so what one of them loses all make good; and SMs that
     have waited begin tiles apart from those that share operands with them, so that tiles take
     longer. In either launch of the rank whose tiles end last: the launch takes as long as that.
-    Less what the other launch goes on moving rows behind its last tile: waits that end by then cost
-    nothing. 0 where nothing is multiplied.
+    And what either goes on moving rows behind its last tile: while the other launch does, waits
+    cost nothing. 0 where nothing is multiplied.
     """
-    lost_ns = _multiplying_ns(_last_rank(fused), tiles=True)
-    lost_ns -= _multiplying_ns(_last_rank(beside), tiles=True)
-    return lost_ns - (_behind_tiles_ns(beside) - _behind_tiles_ns(fused))
+    waits_ns, tiles_ns = (
+        _multiplying_ns(_last_rank(fused), kind) - _multiplying_ns(_last_rank(beside), kind)
+        for kind in (SpanKind.wait, SpanKind.tile)
+    )
+    behind_ns = _behind_tiles_ns(fused) - _behind_tiles_ns(beside)
+    return Loss(waits_ns=waits_ns, tiles_ns=tiles_ns, behind_ns=behind_ns)
 
 
 def _last_rank(spans: Spans) -> Sequence[Span]:
@@ -201,29 +222,41 @@ def _last_rank(spans: Spans) -> Sequence[Span]:
     return spans[max(told, key=lambda rank: told[rank])] if told else ()
 
 
-def _multiplying_ns(spans: Sequence[Span], *, tiles: bool) -> int:
-    """Waits for rows that nothing hides, and `tiles`, of SMs that multiply: the mean of those."""
+def _multiplying_ns(spans: Sequence[Span], kind: SpanKind) -> int:
+    """Tiles, or waits for rows that nothing hides, of SMs that multiply: the mean of those."""
     merged = sm_spans(spans)
     sms = {span.lane for span in merged if span.kind is SpanKind.tile}
     taken = sum(
         span.end_ns - span.start_ns
         for span in merged
         if span.lane in sms
-        and (
-            (tiles and span.kind is SpanKind.tile)
-            or (span.kind is SpanKind.wait and span.role is SpanRole.compute)
-        )
+        and span.kind is kind
+        and (kind is not SpanKind.wait or span.role is SpanRole.compute)
     )
     return round(taken / len(sms)) if sms else 0
 
 
-def tail_loss_ns(fused: Spans, beside: Spans) -> int:
-    """GEMM -> combine: how much longer a launch goes on behind the last tile of all ranks than one
-    that reduces beside its tiles alone and ends with its last push, or with its last tile where the
-    GEMM sends; 0 where nothing is reduced."""
+def tail_loss(fused: Spans, beside: Spans) -> Loss:
+    """GEMM -> combine: how much longer a launch takes than one that reduces beside its tiles alone
+    and ends with its last push, or with its last tile where the GEMM sends.
+
+    What follows the last tile of all ranks, and how much later that ends since tokens are summed
+    beside it. 0 where nothing is reduced.
+    """
     if not any(span.kind is SpanKind.reduce for found in fused.values() for span in found):
-        return 0
-    return _behind_tiles_ns(fused) - _behind_tiles_ns(beside)
+        return NO_LOSS
+    return Loss(
+        waits_ns=0,
+        tiles_ns=_tiles_end_ns(fused) - _tiles_end_ns(beside),
+        behind_ns=_behind_tiles_ns(fused) - _behind_tiles_ns(beside),
+    )
+
+
+def _tiles_end_ns(spans: Spans) -> int:
+    """From the beginning of a launch to the end of its last tile."""
+    every = [span for found in spans.values() for span in found]
+    ends = [span.end_ns for span in every if span.kind is SpanKind.tile]
+    return max(ends) - min(span.start_ns for span in every) if ends else 0
 
 
 def _behind_tiles_ns(spans: Spans) -> int:

@@ -28,7 +28,7 @@ from tilepipe.kernels.overlap.stamped import (
 from tilepipe.kernels.spans import Stamped
 from tilepipe.measure.stats import integer_median
 from tilepipe.records import Span
-from tilepipe.results.sms import late_loss_ns, late_ns, tail_loss_ns, tail_ns
+from tilepipe.results.sms import NO_LOSS, Loss, late_loss, late_ns, tail_loss, tail_ns
 
 __all__ = ["FIRST_ROOM", "Recordable", "Recorded", "Taken", "record", "take", "told"]
 
@@ -62,6 +62,7 @@ class Recorded:
 
     spans: dict[int, tuple[Span, ...]]  # by rank
     counts: dict[int, dict[str, int]]  # by rank, ns; see `record`
+    loss: Loss = NO_LOSS  # beside `gemm_contended`, the median of those that were read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,9 +117,7 @@ def told(taken: Taken) -> Recorded:
     stamped_tail_ns, of `fused` alone, and stamped_late_loss_ns or stamped_tail_loss_ns, beside
     `gemm_contended`."""
     homewards = isinstance(taken.bound[FUSED].plan, HomePlan)
-    term, alone, loss = (
-        ("tail", tail_ns, tail_loss_ns) if homewards else ("late", late_ns, late_loss_ns)
-    )
+    term, alone, loss = ("tail", tail_ns, tail_loss) if homewards else ("late", late_ns, late_loss)
     nearest = {contender: _nearest(runs) for contender, runs in taken.runs.items()}
     read = {
         contender: [
@@ -128,15 +127,16 @@ def told(taken: Taken) -> Recorded:
         for contender, runs in nearest.items()
     }
     losses = [loss(*pair) for pair in zip(read[FUSED], read[BESIDE], strict=True)]
+    middle = sorted(losses, key=lambda lost: lost.all_ns)[len(losses) // 2]
     counts = {
         "unstamped_ns": _median(taken.unstamped_ns),
         "stamped_ns": _median([run.stage_ns for run in taken.runs[FUSED]]),
         "recorded_ns": nearest[FUSED][0].stage_ns,
         f"stamped_{term}_ns": _median([alone(spans) for spans in read[FUSED]]),
-        f"stamped_{term}_loss_ns": _median(losses),
+        f"stamped_{term}_loss_ns": middle.all_ns,
     }
     spans = read[FUSED][0]
-    return Recorded(spans=spans, counts={rank: dict(counts) for rank in spans})
+    return Recorded(spans=spans, counts={rank: dict(counts) for rank in spans}, loss=middle)
 
 
 def _median(values: Sequence[int]) -> int:
