@@ -33,8 +33,12 @@ OUT_CASES = {
     "out_beside": {"roles": Roles.beside, "opens": True, "gates": True},
     # Four ranks and more: CTAs that have sent join in step.
     "out_joining": {
-        **{"roles": Roles.switch, "opens": True, "gates": True, "copy": Copy.simt},
-        **{"num_ranks": 4, "num_sms": 16},
+        "roles": Roles.switch,
+        "opens": True,
+        "gates": True,
+        "copy": Copy.simt,
+        "num_ranks": 4,
+        "num_sms": 16,
     },
     "out_token": {"granularity": Granularity.token, "layout": Layout.packed},
     "out_cluster": {
