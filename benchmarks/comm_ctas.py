@@ -40,6 +40,7 @@ from tilepipe.kernels.group import DeviceGroup
 from tilepipe.kernels.kept import codes_kept, default_folder
 from tilepipe.kernels.overlap.group import ctas_alone, ctas_beside, fused_launch, upload_layer
 from tilepipe.kernels.overlap.home_group import fused_home_launch, upload_home
+from tilepipe.kernels.overlap.plan import FEWEST_JOIN
 from tilepipe.measure.contenders import run_interleaved
 from tilepipe.measure.stats import median_interval
 
@@ -52,7 +53,6 @@ COLUMNS = (
     *("median_us", "low_us", "high_us", "over_line", "verdict"),
 )
 AT_ONCE = "switch_at_once"  # as roles are called in the table
-_FEWEST_JOIN = 4  # ranks
 _TOKENS = 4096  # of all ranks
 _LAUNCH = 1
 _NUM_WARMUPS = 2
@@ -75,7 +75,7 @@ class Way(NamedTuple):
 
 def ways_of(job: str, ctas: Iterable[int], *, at_once: bool) -> Iterator[Way]:
     operation, ranks, cluster = job.split("-")
-    twice = at_once and operation == Operation.dispatch_gemm.name and int(ranks) >= _FEWEST_JOIN
+    twice = at_once and operation == Operation.dispatch_gemm.name and int(ranks) >= FEWEST_JOIN
     for count in ctas:
         if count or cluster == "1":  # no configuration has a warp that sends in clusters
             yield Way(count)

@@ -14,13 +14,16 @@ back for a round that the next one begins with a column. All of this is time los
 given up after `_LIMIT_NS`, and order and answers are those of tickets, whoever claims them when.
 
 One H200, dispatch -> GEMM, copy=simt, 4096 tokens over all ranks, times by those of joining at once
-(`python -m benchmarks.comm_ctas`, 40 interleaved launches, 2026-11-30):
+(`python -m benchmarks.comm_ctas OUT.csv --at-once`, 16 interleaved launches, 2026-11-30;
+launches of eight ranks take the one or the other of two times, 3 % apart):
 
-    communication CTAs of a rank     2     4     6     8    10    12    14
-    8 ranks, 16 SMs each         0.992 0.947 1.000 1.003 0.950 0.899 0.941
-    4 ranks, 33 SMs each         1.000 0.998 0.991 1.001 0.987 0.997 1.003
+    communication CTAs of a rank     2     4     6     8    10    12    14    16    20
+    8 ranks, 16 SMs each         1.027 0.997 1.044 1.021 0.928 0.927 0.947
+    4 ranks, 33 SMs each         0.993 0.997 0.992 1.002 0.988 0.992 1.000 0.971 0.981
 
-One rank takes 0.999 to 1.003, two take 1.000 to 1.004: they join at once.
+Nor is any count of eight ranks further above its neighbours than 1.04 of the line through them; of
+joining at once 7 CTAs are 1.10. With less than `raster_m` that join it may be that not enough can
+stay back. One rank takes 0.999 to 1.003 (prototype), two take 1.000 to 1.004: they join at once.
 """
 
 import cutlass

@@ -22,6 +22,7 @@ from tilepipe.kernels.gemm.plan import BESIDE_RINGS_BYTES, KernelPlan
 from tilepipe.kernels.gemm.tiles import TileWord, places_of_tickets
 
 __all__ = [
+    "FEWEST_JOIN",
     "OverlapPlan",
     "Split",
     "check_roles",
@@ -34,7 +35,7 @@ __all__ = [
 
 _ALIGN = 128
 # Ranks on a GPU from which on joining in step gains anything: one and two lose up to 0.4 %.
-_FEWEST_JOIN = 4
+FEWEST_JOIN = 4
 _BARRIER_BYTES = 8
 
 
@@ -116,7 +117,7 @@ def plan_overlap(
         opens=opens,
         # Counters of experts stand for more rows than the first tiles need: each is a gate itself.
         gates=gates and gemm.problem.wait is Granularity.tile,
-        joins=joins and roles is Roles.switch and num_launch_ranks >= _FEWEST_JOIN,
+        joins=joins and roles is Roles.switch and num_launch_ranks >= FEWEST_JOIN,
         num_launch_ranks=num_launch_ranks,
         a_rank_pitch=a_rank_pitch if num_launch_ranks > 1 else 0,
         d_rank_pitch=d_rank_pitch if num_launch_ranks > 1 else 0,
