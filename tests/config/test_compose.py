@@ -191,7 +191,16 @@ def test_rows_go_home_by_default_in_the_fastest_way_that_a_granularity_has(conta
     [
         ("", Roles.beside, 0),
         ("kernel.num_comm_ctas=16", Roles.switch, 16),
-        ("kernel.num_comm_ctas=auto", Roles.switch, "auto"),
+        ("kernel.num_comm_ctas=auto", Roles.beside, "auto"),
+        ("kernel.num_comm_ctas=auto kernel.roles=switch", Roles.switch, "auto"),
+        ("kernel.num_comm_ctas=auto kernel=gemm_combine", Roles.beside, "auto"),
+        # No warp beside the tiles can do that.
+        ("kernel.num_comm_ctas=auto kernel=gemm_combine kernel.push=ctas", Roles.switch, "auto"),
+        (
+            "kernel.num_comm_ctas=auto kernel=moe_layer kernel.home_granularity=rank",
+            Roles.switch,
+            "auto",
+        ),
         ("kernel.num_comm_ctas=16 kernel.roles=fixed", Roles.fixed, 16),
         ("kernel.roles=switch", Roles.switch, 12),
         ("kernel.roles=fixed", Roles.fixed, 12),

@@ -172,14 +172,15 @@ REFUSED = [
         "kernel.planner=device: the tiles of the GEMM are planned by NumPy; leave the key out",
     ),
     (
-        "hardware=h100_x8 kernel.num_comm_ctas=auto",
+        "hardware=h100_x8 kernel.num_comm_ctas=auto kernel.roles=switch",
         "kernel.num_comm_ctas=auto: it is chosen by hardware.simt_cta_gbps, "
         "hardware.beside_gemm_share, hardware.beside_gemm_gbps, hardware.reached_tflops, "
         "hardware.reached_link_gbps, which hardware=h100_x8 does not tell; "
         "type them and their sources, or counts to sweep",
     ),
     (
-        "hardware=h200_x1 kernel.copy=tma hardware.tma_cta_gbps=null kernel.num_comm_ctas=auto",
+        "hardware=h200_x1 kernel.copy=tma hardware.tma_cta_gbps=null kernel.num_comm_ctas=auto "
+        "kernel.roles=switch",
         "kernel.num_comm_ctas=auto: it is chosen by hardware.tma_cta_gbps, which hardware=h200_x1",
     ),
     (

@@ -136,7 +136,14 @@ def test_points_that_differ_in_how_they_are_timed_are_asked_about_once(point, mo
     ("words", "expected"),
     [
         (("hardware=h200_x1", "kernel.num_comm_ctas=auto"), True),
-        (("hardware=h200_x1", "kernel.num_comm_ctas=auto", "hardware.num_sms=null"), False),
+        (("hardware=h200_x1", "kernel.num_comm_ctas=auto", "kernel.roles=switch"), True),
+        (
+            (
+                *("hardware=h200_x1", "hardware.num_sms=null"),
+                *("kernel.num_comm_ctas=auto", "kernel.roles=switch"),
+            ),
+            False,
+        ),
         (("hardware=h200_x1",), False),
         (("hardware=cpu",), False),
     ],

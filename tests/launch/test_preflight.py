@@ -38,13 +38,15 @@ def test_a_number_that_is_to_be_found_is_refused_where_nothing_was_measured():
     known, unknown, alone = (
         compose_point("kernel.num_comm_ctas=auto", *words)
         for words in (
-            ("hardware=h200_x8",),
-            ("hardware=h100_x1", "kernel.copy=tma"),
+            ("hardware=h200_x8", "kernel.roles=switch"),
+            ("hardware=h100_x1", "kernel.copy=tma", "kernel.roles=switch"),
             ("hardware=h200_x1", "kernel=combine"),
         )
     )
 
     assert refusal(known) == ""
+    # None are there to be counted, so no rates are wanted.
+    assert refusal(compose_point("kernel.num_comm_ctas=auto", "hardware=h100_x1")) == ""
     assert refusal(unknown) == (
         "kernel.num_comm_ctas=auto: it is chosen by hardware.tma_cta_gbps, "
         "hardware.beside_gemm_share, hardware.beside_gemm_gbps, hardware.reached_tflops, "

@@ -124,10 +124,13 @@ def comm_ctas(
     It does unless roles are typed that have such CTAs. On the way home it does only if rows leave
     with their tiles and tokens are reduced one by one.
     """
-    beside = (_word(push), _word(home_granularity)) == ("epilogue", "token")
-    aside = _sets_aside(_parent_) or not beside
+    aside = _sets_aside(_parent_) or not _may_be_beside(push, home_granularity)
     found: int | None = by_device(hardware, count if aside else 0, None)
     return found
+
+
+def _may_be_beside(push: Any, home_granularity: Any) -> bool:
+    return (_word(push), _word(home_granularity)) == ("epilogue", "token")
 
 
 def _sets_aside(kernel: DictConfig) -> bool:
@@ -158,9 +161,18 @@ def operation(kernel: DictConfig) -> str:
     return own[0] if own else str(kernel.operation)
 
 
-def roles(hardware: str, num_comm_ctas: Any) -> str | None:
-    """What CTAs of a fused launch do where so many communicate; null on the host without CTAs."""
-    found: str | None = by_device(hardware, "beside" if num_comm_ctas == 0 else "switch", None)
+def roles(
+    hardware: str, num_comm_ctas: Any, push: Any = "epilogue", home_granularity: Any = "token"
+) -> str | None:
+    """What CTAs of a fused launch do where so many communicate; null on the host without CTAs.
+
+    `auto` is none where a warp beside the tiles can do their work: in every published sweep that is
+    faster than any count.
+    """
+    beside = num_comm_ctas == 0
+    if num_comm_ctas == "auto":
+        beside = _may_be_beside(push, home_granularity)
+    found: str | None = by_device(hardware, "beside" if beside else "switch", None)
     return found
 
 

@@ -11,6 +11,8 @@ from tilepipe.config.choices import Copy, Fabric, Operation, Roles
 from tilepipe.config.schemas import Config, FusedKernel, HomeKernel
 from tilepipe.experiments.setting import placed_routing, plan_settings
 from tilepipe.kernels.gemm.defaults import tuning_of_tile
+from tilepipe.kernels.gemm.plan import GemmTuning
+from tilepipe.kernels.overlap.plan import FEWEST_JOIN
 from tilepipe.schedule.comm_ctas import Rates, best_num_comm_ctas, work_of
 from tilepipe.schedule.layout import count_rows
 from tilepipe.workload.placement import Placed
@@ -102,6 +104,7 @@ def rates_of(config: Config, *, num_sms: int) -> Rates:
         memory_gbps=_told(hardware.hbm_gbps) / 2 / on_gpu,
         tflops=_told(hardware.reached_tflops) * own_sms / num_sms,
         link_gbps=launch.pace_gbps if shares_gpu else reached_gbps,
+        column=GemmTuning.raster_m if on_gpu >= FEWEST_JOIN else None,
     )
 
 

@@ -9,7 +9,7 @@ Of a rank, on its S SMs, with c communication CTAs; times in ns, rates in 1e9 by
     roll(c) = what the first tiles wait for, or the last ones leave, moved by c CTAs alone
 
     dispatch -> GEMM, fixed    max(gemm(S - c) + roll(c), margin x comm(c))
-    dispatch -> GEMM, switch   roll(S) + max(gemm(S) + c x comm(c) / S, margin x comm(c))
+    dispatch -> GEMM, switch   roll(S) + max(gemm(S) + c x comm(c) / S + apart(c), margin x comm(c))
     GEMM -> combine, fixed     max(gemm(S - c), margin x comm(c)) + roll(c) + reduce(c)
     GEMM -> combine, switch    max(gemm(S - c), margin x comm(c)) + roll(c) + reduce(S)
 
@@ -22,14 +22,23 @@ Beside a GEMM each CTA is slower than alone, and the slower the more of them the
 a GEMM leaves to them all is one more stretch of every row's way (`shared`; pushes of 4 to 12 CTAs
 take as long as this says within 5 %).
 
+Where many ranks share a GPU, L2 keeps nothing for the next round of tiles, and a round that ends
+within a column of a raster group has that column's B tile read twice. That makes a GEMM a tenth
+longer while c CTAs communicate unless the others take whole columns; and behind them unless enough
+of the c can stay back for a round (kernels/overlap/joining.py; of 8 ranks on one H200, with 16 SMs
+and columns of 8 tiles each, the GEMM takes 11 % longer on 15 SMs than on 16).
+
+    apart(c) = (comm(c) unless S - c is whole columns + gemm(S) - comm(c) unless c >= column - 1)
+               / 10, where S is whole columns and L2 is short, else 0
+
 With switch a CTA that has sent all takes tiles of dispatch -> GEMM, so c costs the GEMM only as
 long as communication lasts; where the link is the limit more CTAs only wait longer. `margin` keeps
 rows ahead of the tiles that need them. Of equal counts the smallest is taken, and times are
 compared as fractions: floats would tell apart what is equal, or lose a short part beside a long
 one. So more bytes never take fewer CTAs, a longer GEMM or faster CTAs never more, and a slower link
 never more but in GEMM -> combine with fixed roles, where SMs that the link keeps from multiplying
-reduce (tests/schedule/test_comm_ctas.py). What a GEMM loses to rows that travel through the same
-memory is left out: it hardly depends on c.
+reduce, and where `apart` counts (tests/schedule/test_comm_ctas.py). What a GEMM loses to rows that
+travel through the same memory is left out: it hardly depends on c.
 """
 
 from collections.abc import Mapping
@@ -46,6 +55,8 @@ __all__ = ["Rates", "Work", "beside_gbps", "best_num_comm_ctas", "modelled_ns", 
 
 # Rows shall be there a fifth before the GEMM could need the last of them.
 _MARGIN = Fraction(5, 4)
+# What a GEMM loses in rounds that end within a column, where L2 is short.
+_APART = Fraction(1, 10)
 
 _Real = float | Fraction
 
@@ -61,6 +72,7 @@ class Rates:
     memory_gbps: _Real  # of rows that are read once and written once
     tflops: _Real  # of the GEMM on all SMs of the rank
     link_gbps: _Real | None  # each way; None: nothing limits what crosses
+    column: int | None = None  # tiles that share a B tile, where L2 is short; None: it is not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +172,7 @@ def _exact(rates: Rates) -> Rates:
         memory_gbps=Fraction(rates.memory_gbps),
         tflops=Fraction(rates.tflops),
         link_gbps=None if rates.link_gbps is None else Fraction(rates.link_gbps),
+        column=rates.column,
     )
 
 
@@ -186,9 +199,23 @@ def modelled_ns(
         return beside_ns + tail_ns + reduce_ns
     start_ns = _alone_ns(work, rates, roll, everyone)
     if roles is Roles.switch:
-        own_ns = _gemm_ns(work, rates, num_sms) + num_comm_ctas * comm_ns / num_sms
+        gemm_ns = _gemm_ns(work, rates, num_sms)
+        own_ns = gemm_ns + num_comm_ctas * comm_ns / num_sms
+        own_ns += _apart_ns(rates, num_comm_ctas, gemm_ns=gemm_ns, comm_ns=comm_ns)
         return start_ns + max(own_ns, late_ns)
     return max(_gemm_ns(work, rates, num_sms - num_comm_ctas) + start_ns, late_ns)
+
+
+def _apart_ns(rates: Rates, num_comm_ctas: int, *, gemm_ns: _Real, comm_ns: _Real) -> _Real:
+    """What rounds that end within a column cost; with Roles.switch."""
+    column = rates.column
+    if column is None or rates.num_sms % column:
+        return 0
+    beside_ns = min(comm_ns, gemm_ns)
+    apart_ns = beside_ns if num_comm_ctas % column else 0
+    if num_comm_ctas < column - 1:
+        apart_ns += gemm_ns - beside_ns
+    return _APART * apart_ns
 
 
 def _gemm_ns(work: Work, rates: Rates, num_ctas: int) -> _Real:

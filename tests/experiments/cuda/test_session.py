@@ -94,7 +94,8 @@ def test_a_rate_or_a_delay_alone_is_a_pace(rate, delay_ns):
 
 @pytest.mark.parametrize("kernel", ["dispatch_gemm", "gemm_combine", "moe_layer"])
 def test_a_number_that_was_to_be_found_is_one_before_anything_is_planned(kernel, monkeypatch):
-    config = config_of(kernel, "kernel.num_comm_ctas=auto", "launch.pace_gbps=60")
+    words = "kernel.num_comm_ctas=auto", "kernel.roles=switch", "launch.pace_gbps=60"
+    config = config_of(kernel, *words)
     found = with_comm_ctas(config, placed_routing(config), num_sms=132).kernel.num_comm_ctas
 
     @contextmanager
