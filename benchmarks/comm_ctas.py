@@ -5,10 +5,11 @@
 A job is operation-ranks-cluster: ranks share the chip, 4096 tokens of deepseek_v3_ep8_rank between
 them, 32 experts; cluster is how many M tiles a cluster of CTAs has. A process a job; OUT gets a
 line for each count, also for those that cannot be resident, with the sentence by which they are
-refused. Counts of a job run interleaved, roles switch, or beside where the count is 0; each is
-compared with the FP32 oracle on poisoned memory before it is timed. `over_line` is the time over
-the line through both neighbours. With `--at-once` dispatch -> GEMM of four ranks and more is timed
-once more, with CTAs that join the GEMM when they have sent, not in step with the others.
+refused. Roles are switch, or beside where the count is 0, which jobs with clusters leave out.
+Counts of a job run interleaved; each is compared with the FP32 oracle on poisoned memory before it
+is timed. `over_line` is the time over the line through both neighbours. With `--at-once` dispatch
+-> GEMM of four ranks and more, without clusters, is timed once more with CTAs that join the GEMM
+when they have sent, not in step with the others.
 However it ends (SIGINT, SIGTERM, --total-s), OUT holds what was compared and timed until then.
 """
 
@@ -75,7 +76,8 @@ class Way(NamedTuple):
 
 def ways_of(job: str, ctas: Iterable[int], *, at_once: bool) -> Iterator[Way]:
     operation, ranks, cluster = job.split("-")
-    twice = at_once and operation == Operation.dispatch_gemm.name and int(ranks) >= FEWEST_JOIN
+    twice = operation == Operation.dispatch_gemm.name and int(ranks) >= FEWEST_JOIN
+    twice = twice and at_once and cluster == "1"
     for count in ctas:
         if count or cluster == "1":  # no configuration has a warp that sends in clusters
             yield Way(count)

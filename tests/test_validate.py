@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,8 +23,9 @@ from tilepipe.records import (
     Status,
     Verdict,
 )
-from tilepipe.results.schema import SCHEMA_VERSION
+from tilepipe.results.schema import SCHEMA_VERSION, SUMMARY
 from tilepipe.results.store import claim_folder, write_outcome, write_summary
+from tilepipe.results.versions import of_version
 from tilepipe.validate import main, validate
 
 VERDICT = Verdict(
@@ -450,3 +452,31 @@ def test_logs_and_the_ignore_file_belong_there(root):
     (root / "exp" / "c1-b1" / "logs" / "rank0.log").write_text("hello\n")
 
     assert validate(root).faults == []
+
+
+def test_a_summary_of_an_older_version_may_hold_a_figure_by_its_own_formula(tmp_path):
+    # As a run of version 6 has left it, which made efficiency without CTAs that join the GEMM.
+    published = Path(__file__).resolve().parents[1] / "results/h200_x1/dispatch_gemm"
+    shutil.copytree(published, tmp_path / "dispatch_gemm")
+    path = tmp_path / "dispatch_gemm" / "summary.parquet"
+    table = pq.ParquetFile(path).read()
+    rows = table.to_pylist()
+    changed = 0
+    for row in rows:
+        folder = tmp_path / "dispatch_gemm" / f"{row['config_id']}-{row['build_id']}"
+        document = json.loads((folder / "point.json").read_text())
+        assert document["schema_version"] <= 6
+        row["schema_version"] = 6
+        if row["efficiency"] is not None:
+            stored = document["figures"]["fused/efficiency"]
+            changed += row["efficiency"] != stored
+            row["efficiency"] = stored
+    schema = of_version(SUMMARY, 6)
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path)
+
+    assert changed == 5
+    assert validate(tmp_path).faults == []
+    # Any other figure must still be that of the points.
+    rows[0]["median_ns"] += 1
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path)
+    assert any("median_ns is" in fault for fault in validate(tmp_path).faults)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tilepipe.records import Outcome
+from tilepipe.results.accounting import FORMULA_SINCE
 from tilepipe.results.check import (
     examine_point,
     is_set_aside,
@@ -136,7 +137,9 @@ def _summary_faults(path: Path, outcomes: dict[str, Outcome]) -> list[str]:
         return [fault.removeprefix("summary.parquet: ") for fault in faults]
     rows = table.to_pylist()
     version = rows[0]["schema_version"] if rows else SCHEMA_VERSION
-    columns = [name for name in of_version(SUMMARY, version).names if name not in _NOT_OF_THE_POINT]
+    left_out = {name for name, since in FORMULA_SINCE.items() if version < since}
+    left_out |= set(_NOT_OF_THE_POINT)
+    columns = [name for name in of_version(SUMMARY, version).names if name not in left_out]
     found = {_key(row): row for row in rows}
     if len(found) != len(rows):
         faults.append(f"{len(rows)} rows for {len(found)} points and contenders, want one each")

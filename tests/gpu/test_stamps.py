@@ -38,7 +38,7 @@ from tilepipe.kernels.overlap.stamped import (  # noqa: E402
 )
 from tilepipe.records import SpanKind  # noqa: E402
 from tilepipe.results.recording import point_folder, read_recording  # noqa: E402
-from tilepipe.results.sms import late_loss_ns  # noqa: E402
+from tilepipe.results.sms import late_loss  # noqa: E402
 
 ROOM = 2048
 # Clocks of two SMs are told apart by the timer, whose steps are 32 ns on an H200.
@@ -111,7 +111,7 @@ def test_rows_on_a_slow_link_show_as_waits_of_the_sms_that_multiply():
     _, spans, _ = launched(FusedCase, plain)
     _, slow_spans, _ = launched(FusedCase, slow)
 
-    assert late_loss_ns(slow_spans, spans) > 20_000
+    assert late_loss(slow_spans, spans).all_ns > 20_000
 
 
 def test_stamps_that_find_no_room_are_counted_and_the_launch_is_right():

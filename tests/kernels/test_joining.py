@@ -14,7 +14,8 @@ from tests.kernels.warp import lane_functions
 TEXT = Path(__file__).resolve().parents[2] / "tilepipe/kernels/overlap/joining.py"
 RASTER_M = 8
 TILE_NS, APART_NS = 78_000, 3_000  # a tile, and by how much claims of a round lie apart
-LIMIT_NS, ROUND_NS, LOOK_NS = 250_000, 20_000, 200
+NUM_K_TILES = 112
+LIMIT_NS, ROUND_NS, LOOK_NS = 112 * 2_200, 112 * 180, 200
 QUEUE = object()
 
 
@@ -38,7 +39,8 @@ class Rank:
             self._at(cluster * APART_NS // max(num_gemm, 1), self._claim, cluster)
         for turn in range(num_joining):
             joining = self._join(
-                *(QUEUE, num_tickets, turn, num_joining, num_gemm + num_joining, RASTER_M)
+                *(QUEUE, num_tickets, turn, num_joining, num_gemm + num_joining),
+                *(RASTER_M, NUM_K_TILES),
             )
             self._at(joined_ns + turn, self._look, num_gemm + turn, joining)
 
@@ -86,6 +88,8 @@ def test_who_joins_begins_when_the_others_do(num_joining, joined_ns):
     rank = Rank(16 - num_joining, num_joining, num_tickets=16 * 40, joined_ns=joined_ns).run()
 
     assert len(rank.done) == num_joining
+    if num_joining < RASTER_M - 1:  # too few to end a round with a column: nobody stays back
+        assert max(time_ns for time_ns, _ in rank.done) - joined_ns <= TILE_NS + APART_NS
     for time_ns, _ in rank.done:
         assert time_ns - joined_ns <= LIMIT_NS + ROUND_NS + LOOK_NS
         if time_ns - joined_ns < LIMIT_NS:

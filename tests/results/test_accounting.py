@@ -340,6 +340,9 @@ def test_an_efficiency_that_may_be_1_or_is_above_it_is_marked():
     assert mark("dispatch_gemm", gemm_all=(9, 7)) == "~"
     assert mark("dispatch_gemm", gemm_all=(9.5, 7)) == "!"
     assert mark("dispatch_gemm", gemm_all=(8, 7), gemm_split=(9.5, 8)) == "!"
+    no_whole = {key: ms for key, ms in DISPATCH_GEMM.items() if key[0] != "gemm_all"}
+    no_whole |= {("gemm_split", "stage"): (9.5, 8)}
+    assert efficiency_mark("dispatch_gemm", slowest_rank(records(no_whole))) == "!"
     assert mark("gemm_combine", push=(4, 5), reduce=(0.5, 0.75)) == ""
     assert mark("gemm_combine", push=(4, 5), reduce=(0.5, 1.25)) == "!"
     assert mark("moe_layer", gemm_all=(99, 99)) == ""
@@ -365,6 +368,17 @@ def test_a_bound_of_an_older_version_is_made_anew_where_it_is_read():
     anew = as_today(stored, 6).figures
     assert anew["fused/efficiency"] == figures["fused/efficiency"]
     assert anew["fused/hidden_share"] == 0.5, "its formula has not changed"
-    # A point without times has no such figure.
-    bare = replace(stored, status=Status.timeout, records=(), figures={"flops": 1.0})
+    # Versions 1 and 2 had fewer counts.
+    fewer = {key: count for key, count in COUNTS.items() if "physical" not in key}
+    early = replace(stored, records=tuple(records(times, counts=fewer)))
+    assert as_today(early, 2).figures == anew
+    # What is not there to make it of stays as it was, for whoever says what is wrong with it.
+    for gone in ("gemm_all", "gemm_split", "dispatch", "fused"):
+        some = {key: ms for key, ms in times.items() if key[0] != gone}
+        damaged = replace(stored, records=tuple(records(some)))
+        assert as_today(damaged, 6) == damaged
+    bare = replace(stored, status=Status.timeout, records=())
     assert as_today(bare, 6) == bare
+    fixed = on_gpu("dispatch_gemm", "loopback")
+    fixed.config["kernel"]["roles"] = "fixed"
+    assert as_today(replace(stored, point=fixed), 6).figures == stored.figures

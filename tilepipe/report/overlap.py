@@ -34,7 +34,7 @@ MAX_ROWS = 16
 LAYER = "moe_layer"
 _PARTS = ("dispatch_gemm", "swiglu", "gemm_combine")
 _BOUND = {
-    "dispatch_gemm": "lower bound max(GEMM, dispatch)",
+    "dispatch_gemm": "lower bound of GEMM beside dispatch",
     "gemm_combine": "lower bound max(GEMM, push) + what of reduce none can hide",
     LAYER: "its parts: dispatch → GEMM, SwiGLU, GEMM → combine",
 }

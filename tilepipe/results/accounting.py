@@ -25,7 +25,7 @@ from tilepipe.results.summary import (
     slowest_rank,
 )
 
-__all__ = ["COMMUNICATION", "MAIN", "account", "as_today", "efficiency_mark"]
+__all__ = ["COMMUNICATION", "FORMULA_SINCE", "MAIN", "account", "as_today", "efficiency_mark"]
 
 # operation -> name of a breakdown's series -> (contender, component) that measured it
 _SERIES = {
@@ -60,9 +60,10 @@ MAIN = {
     **dict.fromkeys(("dispatch_gemm", "gemm_combine", "moe_layer"), "fused"),
     "grouped_gemm": "gemm_all",
 }
-# Figure -> version from which on it is made as it is today. Before 7 the bound of dispatch_gemm did
-# not know of CTAs that join the GEMM.
-_FORMULA_SINCE = {"efficiency": 7}
+# Figure, as a summary calls it -> version from which on it is made as it is today. Before 7 the
+# bound of dispatch_gemm did not know of CTAs that join the GEMM.
+FORMULA_SINCE = {"efficiency": 7}
+_EFFICIENCY = "fused/efficiency"
 # Contenders whose time is that of moving rows; the others multiply, the fused ones do both.
 _MOVING = ("dispatch", "combine", "push", "torch_dispatch", "torch_combine")
 _MULTIPLYING = (
@@ -104,15 +105,20 @@ def account(
 
 
 def as_today(outcome: Outcome, version: int) -> Outcome:
-    """A stored outcome with the figures that older versions made by another formula made anew."""
-    changed = [
-        key for key in outcome.figures if version < _FORMULA_SINCE.get(key.rpartition("/")[2], 1)
-    ]
-    if not changed:
+    """A stored outcome with the figure that older versions made by another formula made anew: from
+    its samples, and only where all that it is made of is there."""
+    changed = version < FORMULA_SINCE["efficiency"] and _EFFICIENCY in outcome.figures
+    if not changed or not _way(outcome.point).joins:
         return outcome
-    _, figures = account(outcome.point, outcome.records)
-    anew = {key: figures[key] for key in changed if key in figures}
-    return replace(outcome, figures=dict(outcome.figures) | anew)
+    series = slowest_rank(outcome.records)
+    made_of = [(name, "stage") for name in ("fused", "gemm_split", "gemm_all", "dispatch")]
+    if not all(key in series for key in made_of):
+        return outcome
+    fused_ns, split_ns, whole_ns, comm_ns = (int(integer_median(series[key])) for key in made_of)
+    if fused_ns <= 0:
+        return outcome
+    bound_ns = lower_bound_ns(split_ns, comm_ns, way=_way(outcome.point), whole_ns=whole_ns)
+    return replace(outcome, figures=dict(outcome.figures) | {_EFFICIENCY: bound_ns / fused_ns})
 
 
 def _point_figures(point: Point, records: Sequence[RankRecord]) -> dict[str, float]:
@@ -130,7 +136,7 @@ def _point_figures(point: Point, records: Sequence[RankRecord]) -> dict[str, flo
 
 
 def _way(point: Point) -> Way:
-    kernel, workload = (point.config.get(group, {}) for group in ("kernel", "workload"))
+    kernel, workload = (point.config.get(group) or {} for group in ("kernel", "workload"))
     known = {"operation": point.operation, "hidden": workload.get("hidden")}
     return way_of({**kernel, **known})
 
@@ -164,9 +170,9 @@ def efficiency_mark(operation: str, series: Series, way: Way | None = None) -> s
     }
     ends = {name: (times.low_ns, times.high_ns) for name, times in found.items()}
     comm, reduce = ends[COMMUNICATION[operation]], ends.get("reduce", (0, 0))
+    wholes = ends.get("gemm_all", (None, None))
     low_ns, high_ns = (
-        lower_bound_ns(ends[gemm][i], comm[i], reduce[i], way, whole_ns=ends["gemm_all"][i])
-        for i in range(2)
+        lower_bound_ns(ends[gemm][i], comm[i], reduce[i], way, whole_ns=wholes[i]) for i in range(2)
     )
     return bound_mark(bound_ns=(low_ns, high_ns), fused_ns=ends["fused"])
 

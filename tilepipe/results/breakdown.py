@@ -143,7 +143,8 @@ def lower_bound_ns(
     *,
     whole_ns: int | None = None,  # GEMM on all SMs; None: as above
 ) -> int:
-    """What no fused launch of these parts can be faster than, links left out.
+    """What no fused launch of these parts can be faster than, links left out, as long as what it
+    does is done at the rates of the parts alone: rows that all SMs push at first are few.
 
     Where CTAs that have sent join the GEMM it goes on at its rate on all SMs: of `gemm_ns` it has
     then done the share that communication takes, and of `whole_ns` the rest is left.

@@ -202,7 +202,7 @@ def late_loss(fused: Spans, beside: Spans) -> Loss:
     have waited begin tiles apart from those that share operands with them, so that tiles take
     longer. In either launch of the rank whose tiles end last: the launch takes as long as that.
     And what either goes on moving rows behind its last tile: while the other launch does, waits
-    cost nothing. 0 where nothing is multiplied.
+    cost nothing. 0 where neither multiplies anything.
     """
     waits_ns, tiles_ns = (
         _multiplying_ns(_last_rank(fused), kind) - _multiplying_ns(_last_rank(beside), kind)

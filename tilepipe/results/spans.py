@@ -31,7 +31,8 @@ SPAN_KINDS = {
     "gate": "counters zeroed and ready words exchanged, until those of every rank are here",
     "plan": "the Plan is made, or unpacked",
     "send": "rows of one ticket are stored at a peer and their flag is raised",
-    "wait": "from the first look at a flag to the one that finds it raised",
+    "wait": "from the first look at a flag to the one that finds it raised; for a token on a GPU, "
+    "from behind that look",
     "copy": "rows of an M tile are read, before its first output tile",
     "tile": "one output tile is multiplied and stored, flags that it raises included",
     "reduce": "tokens whose rows are home are summed",
@@ -39,13 +40,16 @@ SPAN_KINDS = {
 }
 STAMPED_TERM = (
     "late, tail by stamps in kernels: time for which an SM that multiplies only waits for rows, "
-    "mean over those SMs; from the last tile to the last token, less the lag of a push; null but "
-    "for points recorded on a GPU"
+    "mean over those SMs of the rank whose tiles end last (versions before 7: that loses most); "
+    "from the last tile to the last token, less the lag of a push; null but for points recorded on "
+    "a GPU"
 )
 STAMPED_LOSS = (
     "late, tail by stamps in kernels, of fused less gemm_contended: what an SM that multiplies "
-    "takes for tiles and for waiting for rows, mean over those SMs; what comes behind the last "
-    "tile; null but for points recorded on a GPU"
+    "takes for tiles and for waiting for rows, mean over those SMs of the rank whose tiles end "
+    "last, and what is sent behind them; when the last tile ends, and what comes behind it "
+    "(versions before 7: the rank that loses most; only what comes behind); null but for points "
+    "recorded on a GPU"
 )
 STAMPED_WINDOW = "behind the barrier of stamped launches: median of several, slowest rank"
 # Kind of a span -> the share of its lane that it counts to.

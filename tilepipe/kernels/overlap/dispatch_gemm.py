@@ -154,7 +154,7 @@ def _join(place: cutlass.Constexpr, turn: Int32, num_joining: Int32, num_cluster
     num_tickets = buffer(words, Int32)[int(plan.tiles_word)] * plan.num_n_tiles
     join_in_step(
         *(word(words, Word.gemm_queue), num_tickets, turn, num_joining, num_clusters),
-        plan.tuning.raster_m,
+        *(plan.tuning.raster_m, plan.num_k_tiles),
     )
     cute.arch.sync_warp()
     lap(place.tape, Event.stand)
