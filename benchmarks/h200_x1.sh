@@ -26,6 +26,7 @@ run() {
   "$python" -m tilepipe.run hardware=h200_x1 results_dir="$results" "$@"
 }
 
+"$python" -c 'from benchmarks.program import need_gpus, run; run(need_gpus)' || exit
 mkdir -p "$results"
 [ $# -gt 0 ] || set -- "${all[@]}"
 for stage in "$@"; do

@@ -142,8 +142,8 @@ def test_a_launch_on_a_gpu_is_shown_by_sm_with_what_roles_did_and_what_stamps_sa
                 "compute: tile 60.0 %, wait 30.0 %, idle 10.0 %",
             )
         ),
-        "late: 0.0 us by stamps, 0.0 us [0.0, 0.0] by the breakdown: they differ by more than "
-        "0.0 us",
+        "late: 0.0 us by stamps, 0.0 us [0.0, 0.0] by the breakdown: 0.0 us apart, 0.0 us allowed: "
+        "they do not agree",
     ]
     trace = read((folder / "timeline.json").read_bytes())
     assert [s.name for s in trace.slices[1, 1]] == ["wait m 0", "tile m 0 n 0"]

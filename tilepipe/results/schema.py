@@ -214,13 +214,20 @@ CONTENDER_FIGURES = {
     "memory_share": ("memory_gbps over hardware.hbm_gbps; only where ranks share one GPU", "1"),
     "tflops": (f"flops per rank over {_WORK}", "1e12 flop/s"),
     "efficiency": (
-        "max(GEMM on the SMs left to it, communication), plus reduce for combine, over fused "
-        "without plan; in dispatch_gemm with roles=switch the GEMM goes on on all SMs once "
-        "communication alone would have ended; communication is left out with push=epilogue, and "
-        "of reduce all but the last chunk with walk=chunk",
+        "a bound over fused, both without plan, so the larger the less is left to gain; above 1 "
+        "the bound's parts were slower alone. dispatch_gemm: max(gemm_split, dispatch), with "
+        "roles=switch dispatch + gemm_all x (1 - dispatch / gemm_split). gemm_combine: "
+        "max(gemm_split, push) + reduce, without push where push=epilogue, with the last chunk's "
+        "share of reduce alone where walk=chunk. gemm_all for gemm_split where no SMs are given "
+        "away. A layer has none",
         "1",
     ),
-    "hidden_share": ("1 - (fused - gemm_all) / communication alone", "1"),
+    "hidden_share": (
+        "1 - (fused - gemm_all) / (dispatch or push); below 0 where fused takes longer than one "
+        "after the other. Of roles=beside both are timed on all SMs, else on num_comm_ctas of "
+        "them: it compares launches of the same roles",
+        "1",
+    ),
     "stamping_cost": ("fused launches that leave stamps over those that do not", "1"),
     "speedup": ("sequential over fused, median over iterations of the ratio", "1"),
     "speedup_low": ("lower end of the interval of speedup, its kind as interval_kind says", "1"),

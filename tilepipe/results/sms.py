@@ -284,8 +284,8 @@ class Agreement:
         return (
             f"{self.term}: {self.stamped / 1e3:.1f} us by stamps, "
             f"{self.measured.value / 1e3:.1f} us [{low:.1f}, {high:.1f}] by the breakdown: "
-            f"{'they agree' if self.holds else 'they differ by more'} "
-            f"{'within' if self.holds else 'than'} {self.allowed / 1e3:.1f} us"
+            f"{abs(self.stamped - self.measured.value) / 1e3:.1f} us apart, "
+            f"{self.allowed / 1e3:.1f} us allowed: they {'agree' if self.holds else 'do not agree'}"
         )
 
 
