@@ -255,6 +255,15 @@ REFUSED = [
         "measure.regime=chained: measure.l2=cold would flush inside the period; type "
         "measure.l2=warm too",
     ),
+    *(
+        (
+            f"hardware=h200_x1 kernel={kernel} measure.regime=chained measure.l2=warm",
+            "measure.regime=chained: launches back to back do not show where a plan ends, which a "
+            "breakdown takes off; type measure.regime=isolated, or kernel=dispatch, combine or "
+            "grouped_gemm",
+        )
+        for kernel in ("dispatch_gemm", "gemm_combine", "moe_layer")
+    ),
     (
         "hardware=h200_x1 kernel=combine measure.timeline=true",
         "measure.timeline=True: on a GPU only dispatch_gemm and gemm_combine record one; leave the "
@@ -462,7 +471,10 @@ def test_placements_that_fit_are_accepted(words, container):
 
 ACCEPTED = [
     "launch.pace_gbps=50 launch.pace_latency_ns=1000000 launch.num_ranks=8",
-    "measure.regime=chained measure.l2=warm",
+    *(
+        f"kernel={kernel} measure.regime=chained measure.l2=warm"
+        for kernel in ("dispatch", "combine", "grouped_gemm")
+    ),
     "measure.max_iters=null measure.interval=null measure.num_iters=500",
     "measure.num_iters=200",  # as many as measure.max_iters
     "kernel=dispatch kernel.num_comm_warps=32 kernel.num_loads=16 kernel.flag_batch=32",

@@ -297,6 +297,12 @@ def _check_measure(config: Config) -> None:
         )
         allowed = "measure.l2=cold would flush inside the period; type measure.l2=warm too"
         require(isolated or l2 is L2.warm, "measure.regime", regime, allowed)
+        allowed = (
+            "launches back to back do not show where a plan ends, which a breakdown takes off; "
+            "type measure.regime=isolated, or kernel=dispatch, combine or grouped_gemm"
+        )
+        broken_down = isinstance(config.kernel, FusedKernel)
+        require(isolated or not broken_down, "measure.regime", regime, allowed)
         fused = config.operation in (Operation.dispatch_gemm, Operation.gemm_combine)
         allowed = f"on a GPU only dispatch_gemm and gemm_combine record one; {_ON_HOST}"
         require(fused or not measure.timeline, "measure.timeline", measure.timeline, allowed)
