@@ -93,15 +93,15 @@ def main() -> int:
     parser.add_argument("--iters", type=int, default=12)
     parser.add_argument("--ctas", type=counts_of, default=CTAS, help="counts, such as 2,4,8")
     parser.add_argument("--at-once", action="store_true", help="also without joining in step")
-    parser.add_argument("--inside", action="store_true", help="run one job in this process")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    need_gpus()
     if chosen.inside:
         (job,) = chosen.job
         with codes_kept(default_folder()):
             ways = tuple(ways_of(job, chosen.ctas, at_once=chosen.at_once))
             run_job(job, chosen.out, chosen.iters, ways)
         return 0
-    need_gpus()
     parts = {job: chosen.out.with_suffix(f".{job}.csv") for job in chosen.job or JOBS}
     for part in parts.values():
         part.unlink(missing_ok=True)  # of an earlier run

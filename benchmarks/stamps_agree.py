@@ -105,8 +105,10 @@ def run_job(name: str, folder: Path, lock_file: Path) -> None:
             ]
         row, spans = _read(name, config, series, taken)
     row["faults"] = "; ".join(faults)
-    (folder / f"{name}.json").write_text(json.dumps(row))
     _write_spans(folder / f"timeline-{name}.parquet", spans)
+    told = folder / f".{name}.tmp"
+    told.write_text(json.dumps(row))
+    told.replace(folder / f"{name}.json")  # whole or not at all
 
 
 def _await_others(name: str, folder: Path) -> None:
@@ -233,6 +235,7 @@ def _run_all(names: list[str], folder: Path, limit_s: float, lock: Path) -> list
     (folder / _NAMES).write_text("\n".join(names))
     for name in names:
         _ready_file(folder, name).unlink(missing_ok=True)
+        (folder / f"{name}.json").unlink(missing_ok=True)  # of an earlier run
     for name in names:
         words = (sys.executable, "-m", __spec__.name, str(folder), "--job", name)
         words += ("--lock", str(lock))
@@ -254,10 +257,16 @@ def _run_all(names: list[str], folder: Path, limit_s: float, lock: Path) -> list
     return failed
 
 
+def _job(name: str) -> str:
+    if name not in JOBS:
+        raise argparse.ArgumentTypeError(f"{name!r} is no job; choose from {', '.join(JOBS)}")
+    return name
+
+
 def main() -> int | str:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(JOBS))
+    parser.add_argument("names", nargs="*", type=_job, metavar="NAME", help=", ".join(JOBS))
     parser.add_argument("--limit-s", type=float, default=180.0)
     parser.add_argument("--lock", type=Path, help="the file that launches take turns by")
     parser.add_argument("--job", help=argparse.SUPPRESS)

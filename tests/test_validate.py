@@ -228,6 +228,14 @@ DOCUMENT_FAULTS = {
     "figure flops is nan, want a finite number": lambda d: d["figures"].update(flops=math.nan),
     "gives no row of the summary: ": lambda d: d["config"]["kernel"].update(tile_m="wide"),
     "figures name contenders ['quack']": lambda d: d["figures"].update({"quack/tflops": 1.0}),
+    "provenance key git is 5, want an object or null": lambda d: d["provenance"].update(git=5),
+    "provenance key git/commit is 5, want a word or null": lambda d: d["provenance"].update(
+        git={"commit": 5}
+    ),
+    "build key gpus is [1, None], want a list of words or null": lambda d: d["build"].update(
+        gpus=[1, None]
+    ),
+    "config key operation is [], want a word": lambda d: d["config"].update(operation=[]),
     "figure flops is 'many', want a finite number": lambda d: d["figures"].update(flops="many"),
     "ranks are [0, 0], want each once": lambda d: d["ranks"][1].update(rank=0),
     "count num_tokens is 1.5, want int": lambda d: d["ranks"][0]["counts"].update(num_tokens=1.5),

@@ -281,14 +281,16 @@ def _arrows(axes: "Axes", recording: Recording, rows: Sequence[_Row], view: _Vie
     place = {(row.rank, row.lane): row.y for row in rows}
     spans = {r: [s for s in found if view.shows(s)] for r, found in recording.spans.items()}
     late = {(rank, s.lane, s.end_ns) for rank, s in longest_waits(spans, _MAX_ARROWS)}
+    # Of the whole recording: what a window holds does not tell where a layer's second half begins.
     pairs = unblocking(
-        spans, operation=recording.point.operation, granularity=recording.granularity
+        recording.spans, operation=recording.point.operation, granularity=recording.granularity
     )
     style = {"arrowstyle": "-|>", "color": "black", "linewidth": 0.9, "shrinkA": 0, "shrinkB": 0}
     for (rank, cause), (other, effect) in pairs:
         tail, head = place.get((rank, cause.lane)), place.get((other, effect.lane))
         ends_a_wait = (other, effect.lane, effect.start_ns) in late
-        if tail is not None and head is not None and ends_a_wait:
+        in_view = view.shows(cause) and view.shows(effect)
+        if tail is not None and head is not None and ends_a_wait and in_view:
             begin, end = (view.x(cause.end_ns), tail), (view.x(effect.start_ns), head)
             axes.annotate("", end, begin, arrowprops=dict(style))
 

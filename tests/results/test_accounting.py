@@ -377,6 +377,11 @@ def test_a_bound_of_an_older_version_is_made_anew_where_it_is_read():
         some = {key: ms for key, ms in times.items() if key[0] != gone}
         damaged = replace(stored, records=tuple(records(some)))
         assert as_today(damaged, 6) == damaged
+    for ms in (0, -(2**43)):
+        damaged = replace(
+            stored, records=tuple(records(times | {("gemm_split", "stage"): (ms, ms)}))
+        )
+        assert as_today(damaged, 6) == damaged
     bare = replace(stored, status=Status.timeout, records=())
     assert as_today(bare, 6) == bare
     fixed = on_gpu("dispatch_gemm", "loopback")

@@ -115,7 +115,7 @@ def as_today(outcome: Outcome, version: int) -> Outcome:
     if not all(key in series for key in made_of):
         return outcome
     fused_ns, split_ns, whole_ns, comm_ns = (int(integer_median(series[key])) for key in made_of)
-    if fused_ns <= 0:
+    if min(fused_ns, split_ns, whole_ns, comm_ns) <= 0:  # damaged, as whoever checks it will say
         return outcome
     bound_ns = lower_bound_ns(split_ns, comm_ns, way=_way(outcome.point), whole_ns=whole_ns)
     return replace(outcome, figures=dict(outcome.figures) | {_EFFICIENCY: bound_ns / fused_ns})

@@ -214,6 +214,22 @@ def document_faults(document: Any) -> list[str]:
             faults.append(f"{key} holds something else than words")
     for entry in document["ranks"]:
         faults += _rank_faults(entry, version)
+    return faults + _inner_faults(document)
+
+
+def _inner_faults(document: Mapping[str, Any]) -> list[str]:
+    """What lies a step below a key and is shown by itself."""
+    faults = []
+    git, gpus = document["provenance"].get("git"), document["build"].get("gpus")
+    if git is not None and not isinstance(git, dict):
+        faults.append(f"provenance key git is {git!r}, want an object or null")
+    elif git and not isinstance(git.get("commit"), str | None):
+        faults.append(f"provenance key git/commit is {git['commit']!r}, want a word or null")
+    if gpus is not None and not (isinstance(gpus, list) and all(isinstance(g, str) for g in gpus)):
+        faults.append(f"build key gpus is {gpus!r}, want a list of words or null")
+    operation = document["config"].get("operation", "")
+    if not isinstance(operation, str):
+        faults.append(f"config key operation is {operation!r}, want a word")
     return faults
 
 
