@@ -11,7 +11,7 @@ import pytest
 
 from tests.results.chrome_trace import read
 from tests.results.older import make_older
-from tests.results.spans import lane, sms, two_ranks
+from tests.results.spans import lane, layer_of_two_ranks, recording, sms, two_ranks
 from tests.test_validate import edit, made_up, store
 from tilepipe import timeline
 from tilepipe.records import BreakdownTerm, Interval, SpanRole, Status
@@ -173,6 +173,27 @@ def test_one_rank_and_a_window_may_be_typed(folder, capsys):
 
     trace = read((folder / "timeline.json").read_bytes())
     assert [s.name for s in trace.slices[2, 1]] == ["copy m 0", "tile m 0 n 0"]
+
+
+@pytest.mark.parametrize(
+    ("window_us", "num_arrows"), [(None, 1), ((0, 1), 0), ((0, 101), 1), ((905, 950), 0)]
+)
+def test_a_window_of_a_layer_has_the_arrows_that_lie_in_it(window_us, num_arrows):
+    pytest.importorskip("matplotlib")
+    from matplotlib.text import Annotation
+
+    from tilepipe.timeline_figure import timeline_figure
+
+    point = recorded().point
+    layer = replace(point, operation="moe_layer", config={**point.config})
+    figure = timeline_figure(recording(layer, layer_of_two_ranks()), window_us=window_us)
+
+    arrows = [
+        text
+        for text in figure.axes[0].texts
+        if isinstance(text, Annotation) and text.arrow_patch is not None
+    ]
+    assert len(arrows) == num_arrows
 
 
 def test_hundreds_of_thousands_of_spans_make_a_small_picture(make_lanes):

@@ -73,3 +73,29 @@ def recording(point, spans):
         device="a processor, 2 cores",
         commit="0123abcd",
     )
+
+
+def layer_of_two_ranks():
+    """A layer: the launch of `two_ranks`, then a second plan, a tile and its send on each."""
+    told = {"lane": "computing", "role": SpanRole.compute}
+    home = {"lane": "sender", "role": SpanRole.communication}
+
+    def late(kind, start, **where):
+        end = start + 10_000
+        return Span(
+            **(home if kind is SpanKind.send else told),
+            kind=kind,
+            start_ns=start,
+            end_ns=end,
+            **where,
+        )
+
+    return {
+        rank: (
+            *found,
+            late(SpanKind.plan, 900_000),
+            late(SpanKind.tile, 910_000, m_tile=0, chunk=0, expert=rank),
+            late(SpanKind.send, 930_000, m_tile=0, chunk=0, expert=rank, ticket=7),
+        )
+        for rank, found in two_ranks().items()
+    }

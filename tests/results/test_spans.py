@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.results.spans import lane, two_ranks
+from tests.results.spans import lane, layer_of_two_ranks, two_ranks
 from tilepipe.records import Span, SpanKind, SpanRole, with_idle
 from tilepipe.results.spans import (
     SHARES,
@@ -124,28 +124,7 @@ def test_the_send_that_ended_last_lets_a_tile_begin(granularity):
 
 
 def test_a_layer_has_the_pairs_of_both_halves_the_second_begins_with_its_own_plan():
-    told = {"lane": "computing", "role": SpanRole.compute}
-    home = {"lane": "sender", "role": SpanRole.communication}
-
-    def late(kind, start, **where):
-        end = start + 10_000
-        return Span(
-            **(home if kind is SpanKind.send else told),
-            kind=kind,
-            start_ns=start,
-            end_ns=end,
-            **where,
-        )
-
-    spans = {
-        rank: (
-            *found,
-            late(SpanKind.plan, 900_000),
-            late(SpanKind.tile, 910_000, m_tile=0, chunk=0, expert=rank),
-            late(SpanKind.send, 930_000, m_tile=0, chunk=0, expert=rank, ticket=7),
-        )
-        for rank, found in two_ranks().items()
-    }
+    spans = layer_of_two_ranks()
 
     pairs = unblocking(spans, operation="moe_layer", granularity="tile")
 
