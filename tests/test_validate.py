@@ -315,6 +315,22 @@ def test_a_fault_of_a_table_is_named(root, file, fault):
     assert any(f.startswith(f"exp/c1-b1/{file}.parquet: {fault}") for f in found), found
 
 
+@pytest.mark.parametrize(
+    ("group", "key", "value", "fault"),
+    [
+        ("launch", "num_ranks", 7, "column num_ranks holds [2], point.json has 7"),
+        ("launch", "num_ranks", 2.5, "column num_ranks holds [2], point.json has 2.5"),
+        ("kernel", "order", None, "column order holds ['edf'], point.json has None"),
+        ("kernel", "roles", "switch", "column roles holds [None], point.json has 'switch'"),
+        ("routing", "law", "uniform", "column law holds ['zipf'], point.json has 'uniform'"),
+    ],
+)
+def test_settings_beside_samples_are_those_of_the_point(root, group, key, value, fault):
+    edit(root / "exp" / "c1-b1", lambda d: d["config"][group].update({key: value}))
+
+    assert f"exp/c1-b1/samples.parquet: {fault}" in faults_of_point(root)
+
+
 def test_times_of_a_point_that_is_not_ok_are_a_fault(root):
     folder = root / "exp" / "c1-b1"
     edit(folder, lambda d: d.update(status="incorrect", reason="rank 0 differs"))

@@ -21,7 +21,7 @@ from tilepipe.results.columns import allowed_words
 from tilepipe.results.pointfile import document_faults, outcome_of, upgraded
 from tilepipe.results.schema import BREAKDOWN, POINT_FIGURES, SAMPLES, SCHEMA_VERSION, TIMELINE
 from tilepipe.results.spans import span_faults
-from tilepipe.results.summary import slowest_rank
+from tilepipe.results.summary import point_keys, slowest_rank
 from tilepipe.results.tables import samples_by_rank, stored_terms, summary_table, to_parquet
 from tilepipe.results.versions import filled, of_version, schema_faults, version_of
 
@@ -128,6 +128,8 @@ def _examine(folder: Path, *, anywhere: bool) -> tuple[Stored | None, list[str]]
     faults += _word_faults(outcome)
     if not faults:
         faults += _outcome_faults(outcome, samples)
+    if not faults and document["schema_version"] == SCHEMA_VERSION:
+        faults += _setting_faults(outcome, samples)  # older ones told some settings otherwise
     stored = Stored(
         version=document["schema_version"],
         outcome=outcome,
@@ -201,6 +203,16 @@ def _value_faults(table: pa.Table, schema: pa.Schema) -> list[str]:
         strange = sorted(set(pc.unique(column).to_pylist()) - {None, *words}) if words else []
         if strange:
             faults.append(f"column {field.name} holds {strange}, allowed are {list(words)}")
+    return faults
+
+
+def _setting_faults(outcome: Outcome, samples: pa.Table) -> list[str]:
+    """Settings that stand beside every sample are those of point.json."""
+    faults = []
+    for name, want in point_keys(outcome.point, outcome.records).items():
+        found = pc.unique(samples.column(name)).to_pylist()
+        if found not in ([], [want]):
+            faults.append(f"samples.parquet: column {name} holds {found}, point.json has {want!r}")
     return faults
 
 
