@@ -427,7 +427,7 @@ def test_a_run_that_was_cut_short_is_named_with_its_half_written_file(root):
         "exp/.summary.parquet.77.tmp: half-written file of a run that was cut short: delete it",
         "exp/c3-b1/.samples.parquet.77.tmp: half-written file of a run that was cut short",
         "exp/c3-b1/point.json: missing, so the point never ended",
-        "exp/c4-b1: empty folder, left by a run that was cut short",
+        "exp/c4-b1: empty folder, left by a run that was cut short: delete it",
     ]
 
 

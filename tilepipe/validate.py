@@ -99,7 +99,9 @@ def _walk(folder: Path, root: Path, report: Report) -> None:
             if outcome is not None and not is_set_aside(path):
                 outcomes[path.name] = outcome
         elif not any(path.iterdir()):
-            report.faults.append(f"{where}: empty folder, left by a run that was cut short")
+            report.faults.append(
+                f"{where}: empty folder, left by a run that was cut short: delete it"
+            )
         else:
             _walk(path, root, report)
     summary = folder / "summary.parquet"
