@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.program import need_gpus, run
+from tilepipe.results.files import write_bytes
 
 _DISPATCH = "kernel=dispatch_gemm kernel.num_comm_ctas=12"
 _COMBINE = "kernel=gemm_combine kernel.num_comm_ctas=24 kernel.push=ctas kernel.walk=expert"
@@ -106,9 +107,7 @@ def run_job(name: str, folder: Path, lock_file: Path) -> None:
         row, spans = _read(name, config, series, taken)
     row["faults"] = "; ".join(faults)
     _write_spans(folder / f"timeline-{name}.parquet", spans)
-    told = folder / f".{name}.tmp"
-    told.write_text(json.dumps(row))
-    told.replace(folder / f"{name}.json")  # whole or not at all
+    write_bytes(folder / f"{name}.json", json.dumps(row).encode())  # whole or not at all
 
 
 def _await_others(name: str, folder: Path) -> None:

@@ -139,8 +139,8 @@ def _summary_faults(path: Path, outcomes: dict[str, Outcome]) -> list[str]:
         return [fault.removeprefix("summary.parquet: ") for fault in faults]
     rows = table.to_pylist()
     version = rows[0]["schema_version"] if rows else SCHEMA_VERSION
-    left_out = {name for name, since in FORMULA_SINCE.items() if version < since}
-    left_out |= set(_NOT_OF_THE_POINT)
+    remade = {name for name, since in FORMULA_SINCE.items() if version < since}
+    left_out = _NOT_OF_THE_POINT | remade
     columns = [name for name in of_version(SUMMARY, version).names if name not in left_out]
     found = {_key(row): row for row in rows}
     if len(found) != len(rows):

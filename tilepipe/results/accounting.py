@@ -107,8 +107,9 @@ def account(
 def as_today(outcome: Outcome, version: int) -> Outcome:
     """A stored outcome with the figure that older versions made by another formula made anew: from
     its samples, and only where all that it is made of is there."""
-    changed = version < FORMULA_SINCE["efficiency"] and _EFFICIENCY in outcome.figures
-    if not changed or not _way(outcome.point).joins:
+    way = _way(outcome.point)
+    is_today = version >= FORMULA_SINCE["efficiency"] or _EFFICIENCY not in outcome.figures
+    if is_today or not way.joins:  # any other bound is as it was
         return outcome
     series = slowest_rank(outcome.records)
     made_of = [(name, "stage") for name in ("fused", "gemm_split", "gemm_all", "dispatch")]
@@ -117,7 +118,7 @@ def as_today(outcome: Outcome, version: int) -> Outcome:
     fused_ns, split_ns, whole_ns, comm_ns = (int(integer_median(series[key])) for key in made_of)
     if min(fused_ns, split_ns, whole_ns, comm_ns) <= 0:  # damaged, as whoever checks it will say
         return outcome
-    bound_ns = lower_bound_ns(split_ns, comm_ns, way=_way(outcome.point), whole_ns=whole_ns)
+    bound_ns = lower_bound_ns(split_ns, comm_ns, way=way, whole_ns=whole_ns)
     return replace(outcome, figures=dict(outcome.figures) | {_EFFICIENCY: bound_ns / fused_ns})
 
 

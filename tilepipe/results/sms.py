@@ -140,7 +140,8 @@ def late_ns(spans: Spans) -> int:
     SMs: tiles are handed out late, so what one of them loses all make good. Of the rank whose tiles
     end last, since the launch takes as long as that; 0 where nothing is multiplied.
     """
-    return _multiplying_ns(_last_rank(spans), SpanKind.wait)
+    waits_ns, _ = _multiplying_ns(_last_rank(spans))
+    return waits_ns
 
 
 def tail_ns(spans: Spans) -> int:
@@ -204,36 +205,38 @@ def late_loss(fused: Spans, beside: Spans) -> Loss:
     And what either goes on moving rows behind its last tile: while the other launch does, waits
     cost nothing. 0 where neither multiplies anything.
     """
-    waits_ns, tiles_ns = (
-        _multiplying_ns(_last_rank(fused), kind) - _multiplying_ns(_last_rank(beside), kind)
-        for kind in (SpanKind.wait, SpanKind.tile)
+    (waits_ns, tiles_ns), (other_waits_ns, other_tiles_ns) = (
+        _multiplying_ns(_last_rank(spans)) for spans in (fused, beside)
     )
-    behind_ns = _behind_tiles_ns(fused) - _behind_tiles_ns(beside)
-    return Loss(waits_ns=waits_ns, tiles_ns=tiles_ns, behind_ns=behind_ns)
+    return Loss(
+        waits_ns=waits_ns - other_waits_ns,
+        tiles_ns=tiles_ns - other_tiles_ns,
+        behind_ns=_behind_tiles_ns(fused) - _behind_tiles_ns(beside),
+    )
 
 
 def _last_rank(spans: Spans) -> Sequence[Span]:
     """Spans of the rank whose last tile ends last; none where nothing is multiplied."""
-    ends = {
-        rank: max((span.end_ns for span in found if span.kind is SpanKind.tile), default=None)
-        for rank, found in spans.items()
-    }
-    told = {rank: end_ns for rank, end_ns in ends.items() if end_ns is not None}
-    return spans[max(told, key=lambda rank: told[rank])] if told else ()
+    ends = [
+        (span.end_ns, -place, found)
+        for place, found in enumerate(spans.values())
+        for span in found
+        if span.kind is SpanKind.tile
+    ]
+    return max(ends, key=lambda end: end[:2])[2] if ends else ()
 
 
-def _multiplying_ns(spans: Sequence[Span], kind: SpanKind) -> int:
-    """Tiles, or waits for rows that nothing hides, of SMs that multiply: the mean of those."""
+def _multiplying_ns(spans: Sequence[Span]) -> tuple[int, int]:
+    """Waits for rows that nothing hides, and tiles, of SMs that multiply: the means of those."""
     merged = sm_spans(spans)
     sms = {span.lane for span in merged if span.kind is SpanKind.tile}
-    taken = sum(
-        span.end_ns - span.start_ns
-        for span in merged
-        if span.lane in sms
-        and span.kind is kind
-        and (kind is not SpanKind.wait or span.role is SpanRole.compute)
-    )
-    return round(taken / len(sms)) if sms else 0
+    taken = {SpanKind.wait: 0, SpanKind.tile: 0}
+    for span in merged:
+        waits_to_send = span.kind is SpanKind.wait and span.role is not SpanRole.compute
+        if span.lane in sms and span.kind in taken and not waits_to_send:
+            taken[span.kind] += span.end_ns - span.start_ns
+    waits_ns, tiles_ns = (round(ns / max(len(sms), 1)) for ns in taken.values())
+    return waits_ns, tiles_ns
 
 
 def tail_loss(fused: Spans, beside: Spans) -> Loss:

@@ -163,17 +163,14 @@ def _join(place: cutlass.Constexpr, turn: Int32, num_joining: Int32, num_cluster
 @cute.jit
 def _multiply(
     plan: cutlass.Constexpr,
-    place: cutlass.Constexpr,
+    seat: cutlass.Constexpr,
     sending: cute.Pointer,
-    shared: cutlass.Constexpr,
     operands: cutlass.Constexpr,
-    products: cute.TiledMma,
     num_clusters: Int32,
-    turn: Int32,  # of the cluster
-    num_joining: Int32,  # clusters of the rank, the first ones, that have pushed beside tiles
     beside: cutlass.Constexpr = None,  # what the idle warp does meanwhile
 ):
     """Take tiles until none is left. Called by all threads of a CTA, which may have pushed."""
+    place = seat.place
     if cutlass.const_expr(plan.opens or plan.roles is Roles.switch):
         # Operands will lie where rows have been on their way.
         meet_all(plan.cluster_m)
@@ -185,10 +182,11 @@ def _multiply(
         elif place.warp != IDLE_WARP:
             _begin_together(place, sending, 1)
     if cutlass.const_expr(plan.joins):
-        if turn < num_joining and place.warp == HAND_OUT_WARP and place.cta == 0:
-            _join(place, turn, num_joining, num_clusters)
+        pushed = seat.turn < seat.num_comm_clusters
+        if pushed and place.warp == HAND_OUT_WARP and place.cta == 0:
+            _join(place, seat.turn, seat.num_comm_clusters, num_clusters)
     work_on_tiles(
-        *(place, shared, operands, products, num_clusters),
+        *(place, seat.shared, operands, seat.products, num_clusters),
         beside=beside,
         registers=REGISTERS if beside is None else _BESIDE_REGISTERS,
     )
@@ -248,15 +246,9 @@ def dispatch_gemm_entry(plan: OverlapPlan) -> Any:
         if cutlass.const_expr(plan.roles is Roles.switch):
             num_clusters += seat.num_comm_clusters
         if cutlass.const_expr(plan.roles is not Roles.fixed):
-            _multiply(
-                *(plan, place, near, shared, operands, seat.products, num_clusters),
-                *(seat.turn, seat.num_comm_clusters, beside),
-            )
+            _multiply(plan, seat, near, operands, num_clusters, beside)
         else:
             if not pushes:
-                _multiply(
-                    *(plan, place, near, shared, operands, seat.products, num_clusters),
-                    *(seat.turn, seat.num_comm_clusters),
-                )
+                _multiply(plan, seat, near, operands, num_clusters)
 
     return fused_entry(plan, body)
